@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 
-import skyward.engine.cluster
-import skyward.engine.membership
+import skyward.engine.scheduler
 import skyward.wire.link
 from skyward._concurrency.waiting import SystemClock
-from skyward.engine.calls import LiveCall
-from skyward.engine.cluster import Cluster
+from skyward.engine.calls import LiveCall, RemoteFuture
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.elastic import Elastic
-from skyward.engine.futures import RemoteFuture
-from skyward.engine.intake import Intake
+from skyward.engine.scheduler import Scheduler
 from skyward.events import SkywardEvent
 from skyward.providers.base import LaunchOrder, Offer
 from skyward.provision.buying.ledger import Ledger
@@ -37,7 +34,7 @@ from skyward.wire.messages import Payload
 from support.faults import FaultyProvider
 from support.simulation import SimulatedClock
 from support.supervisors import SimulatedNode, SimulatedNodes
-from support.workers import SimulatedLane, SimulatedNetwork, SimulatedWorker
+from support.workers import SimulatedLink, SimulatedNetwork, SimulatedWorker
 
 __all__ = ["Call", "SimulatedPool", "Ticket", "simulated_time"]
 
@@ -55,11 +52,11 @@ def _only_the_loop_reads(_connection: object) -> None:
 def simulated_time() -> Generator[None]:
     """Everywhere in this process, lanes are simulated ones and time is that of :class:`SimulatedLoop`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(skyward.engine.membership, "Lane", SimulatedLane)
+        patch.setattr(skyward.engine.scheduler, "WorkerLink", SimulatedLink)
         patch.setattr(skyward.wire.link, "_open_gate", _only_the_loop_reads)
         patch.setattr(SystemClock, "monotonic", SimulatedClock.monotonic)
         patch.setattr(SystemClock, "elapsed", SimulatedClock.monotonic)
-        patch.setattr(skyward.engine.cluster, "_REBALANCE_S", _REBALANCE_S)  # else nine tenths of all that happens
+        patch.setattr(skyward.engine.scheduler, "_REBALANCE_S", _REBALANCE_S)  # else nine tenths of all that happens
         yield
 
 
@@ -131,7 +128,7 @@ class SimulatedPool:
         provider: who has the machines.
         nodes: all there ever were.
         fleet: see :class:`Fleet`.
-        cluster: see :class:`Cluster`.
+        scheduler: see :class:`Scheduler`.
         elastic: see :class:`Elastic`; ``expected`` are the ranks there may be machines for, ``detached`` the ids of the
             instances that the engine was told to forget.
         events: what the pool published.
@@ -199,12 +196,11 @@ class SimulatedPool:
         bus: Any = SimpleNamespace(publish=self._publish, together=nullcontext)
         network: Any = self.network
         loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
-        self.cluster = Cluster(network, bus, workers_per_node=workers)
+        self.scheduler = Scheduler(network, bus, workers_per_node=workers, thread=loop)
         self.elastic = _WatchedElastic(
-            self.fleet, self.cluster, tls=_TLS, publish=self.events.append, workers_per_node=workers
+            self.fleet, self.scheduler, tls=_TLS, publish=self.events.append, workers_per_node=workers
         )
         self.elastic.nodes = self.nodes
-        self._intake = Intake(self.cluster, loop, subscribed=())
 
     async def open(self) -> None:
         """Bring its fleet up."""
@@ -214,8 +210,7 @@ class SimulatedPool:
         """End it, as a pool does."""
         self.fleet.close()
         try:
-            self._intake.close()
-            await self.cluster.close()
+            await self.scheduler.close()
         finally:
             await self.fleet.stop()
 
@@ -227,16 +222,16 @@ class SimulatedPool:
 
     def submit(self, call: Call) -> None:
         """Submit a call."""
-        self._enter(call, lambda parcel: self._intake.submit([parcel]))
+        self._enter(call, lambda parcel: self.scheduler.submit([parcel]))
 
     def broadcast(self, call: Call) -> None:
         """Submit a call to every worker there is to be."""
-        if self.cluster.members.places:
-            self._enter(call, self._intake.broadcast)
+        if self.scheduler.places:
+            self._enter(call, self.scheduler.broadcast)
 
     def cancel(self, tickets: Sequence[Ticket], *, kill: bool) -> None:
         """Cancel calls."""
-        self._intake.cancel([ticket.live for ticket in tickets], kill=kill)
+        self.scheduler.cancel([ticket.live for ticket in tickets], kill=kill)
 
     def preempt(self, node: SimulatedNode, seconds_left: float) -> None:
         """The provider says that it takes a node's machine back, and does."""
@@ -281,4 +276,4 @@ class SimulatedPool:
         self.events.append(event)
 
     def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
-        self.cluster.members.handle(node, message)
+        self.scheduler.handle(node, message)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from skyward._concurrency.waiting import wait_until
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.lane import Lane, LaneOwner
+from skyward.engine.worker_link import AttachedNode, LinkOwner, WorkerLink
 from skyward.errors import UnreachableError
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources
 from skyward.node.worker.lane_server import LaneServer
@@ -19,7 +19,7 @@ from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.messages import CallResult, Outcome
 from support.simulation import SimulatedConnection
 
-__all__ = ["SimulatedLane", "SimulatedNetwork", "SimulatedWorker", "Work"]
+__all__ = ["SimulatedLink", "SimulatedNetwork", "SimulatedWorker", "Work"]
 
 Work = Callable[[bytes, "SimulatedWorker"], Awaitable[Any]]
 """Does what a call does: takes the pickle of its arguments and where it runs, returns its result or raises."""
@@ -86,12 +86,12 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-class SimulatedLane(Lane):
-    """A lane over a simulated network, which is passed in the place of the TLS context."""
+class SimulatedLink(WorkerLink):
+    """A link over a simulated network, which is passed in the place of the TLS context."""
 
-    def __init__(self, worker_id: WorkerId, address: str, network: Any, owner: LaneOwner) -> None:
+    def __init__(self, worker_id: WorkerId, address: str, network: Any, owner: LinkOwner, node: AttachedNode) -> None:
         self._network = cast("SimulatedNetwork", network)
-        super().__init__(worker_id, address, network, owner)
+        super().__init__(worker_id, address, network, owner, node)
 
     async def _dial(self) -> Connection | None:
         connection = self._network.dial(self._address)

@@ -16,7 +16,7 @@ from typing import Any, Final, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
 from skyward.api.calls import ComputeFunction, PendingCompute, invocation_of
-from skyward.engine.futures import CallBatch
+from skyward.engine.calls import CallBatch
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.shipping.pickling import add_note
 from skyward.submission import CallFuture, Invocation, TaskSubmitter

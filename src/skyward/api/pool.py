@@ -32,7 +32,7 @@ from skyward.api.telemetry import PoolTelemetry, open_telemetry
 from skyward.api.watching import Watched
 from skyward.display import PoolTag, open_display, parse_display
 from skyward.distributed.runtime import refuse_inside_call
-from skyward.engine.futures import CallBatch, RemoteFuture
+from skyward.engine.calls import CallBatch, RemoteFuture
 from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks, forward_emitted

@@ -16,9 +16,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from skyward.engine.calls import LiveCall
+from skyward.engine.calls import LiveCall, RawOutcome
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.futures import RawOutcome
 from skyward.errors import PoolStateError
 from skyward.events import (
     BootstrapCompleted,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
-from skyward.engine.cluster import Cluster
+from skyward.engine.scheduler import Scheduler
 from skyward.errors import ConfigurationError, FetchError, PoolStateError
 from skyward.events import Notice, SkywardEvent
 from skyward.provision.buying.price import charged_price
@@ -57,7 +57,7 @@ class Elastic:
     def __init__(
         self,
         fleet: Fleet,
-        cluster: Cluster,
+        cluster: Scheduler,
         *,
         tls: TlsIdentity,
         publish: Callable[[SkywardEvent], None],
@@ -134,7 +134,7 @@ class Elastic:
         """
         if not is_dask_here():
             raise ConfigurationError(needs_dask("a Dask client of a pool", extra="dask"))
-        if apart := self._cluster.members.separation():
+        if apart := self._cluster.separation():
             raise dask_out_of_reach(apart)
         return await self._scheduler()
 
@@ -172,11 +172,11 @@ class Elastic:
 
     def expect(self, ranks: Iterable[int]) -> None:
         """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
-        self._cluster.members.expect(ranks)
+        self._cluster.expect(ranks)
 
     def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
         """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
-        self._cluster.members.retire(ranks, comes_back=comes_back)
+        self._cluster.retire(ranks, comes_back=comes_back)
 
     async def attach(self, node: NodeHandle) -> None:
         """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
@@ -184,11 +184,11 @@ class Elastic:
 
     def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
         """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
-        self._cluster.members.detach(rank, reason, for_good=for_good, preempted=preempted)
+        self._cluster.detach(rank, reason, for_good=for_good, preempted=preempted)
 
     async def drain(self, rank: int) -> None:
         """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
-        await self._cluster.members.idle(rank)
+        await self._cluster.idle(rank)
         if self._dask_in_use:
             try:
                 await self._retire_in_dask(rank)

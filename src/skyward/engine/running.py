@@ -13,14 +13,13 @@ from typing import Any
 
 from skyward._concurrency.exits import uninterrupted
 from skyward._concurrency.loop import LoopThread
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, keep
-from skyward.engine.calls import CallObserver
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.engine.calls import CallBatch, CallObserver, RemoteFuture
 from skyward.engine.certificates import issue
-from skyward.engine.cluster import Cluster
 from skyward.engine.dask_works import DaskWorks
 from skyward.engine.elastic import Elastic
-from skyward.engine.futures import CallBatch, RemoteFuture
-from skyward.engine.intake import Intake
+from skyward.engine.scheduler import Scheduler
 from skyward.errors import BudgetError, PoolStateError
 from skyward.events import (
     Callback,
@@ -171,8 +170,8 @@ class RunningPool:
         self._bus = bus
         self._subscribed = subscribed
         self._fleet: Fleet | None = None
-        self._cluster: Cluster | None = None
-        self._intake: Intake | None = None
+        self._scheduler: Scheduler | None = None
+        self._is_open = False
         self._opening: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._elastic: Elastic | None = None
@@ -193,7 +192,7 @@ class RunningPool:
     @property
     def elastic(self) -> Elastic:
         """The growing and shrinking fleet; only while the pool is open."""
-        if self._elastic is None or self._intake is None:
+        if self._elastic is None or not self._is_open:
             raise PoolStateError(
                 "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
             )
@@ -210,38 +209,38 @@ class RunningPool:
     def close(self) -> None:
         """Fail unfinished calls, terminate every machine and confirm it. Idempotent."""
         # Ctrl-C has to wait: interrupted half-way, machines would go on and cost money.
-        intake = self._intake
+        scheduler = self._scheduler
         try:
             self._loop.finish(self._abandon())
         finally:
-            if intake is not None:
-                intake.join()
+            if scheduler is not None:
+                scheduler.join()
 
     def submit(self, calls: Sequence[Invocation], memo: ArgumentMemo) -> list[RemoteFuture]:
         """Pickle calls in this thread, and queue them."""
-        return self._open_intake.submit(wrap(calls, memo, self._functions))
+        return self._open_scheduler.submit(wrap(calls, memo, self._functions))
 
     def broadcast(self, call: Invocation) -> list[RemoteFuture]:
         """Pickle a call in this thread, and queue it on every worker."""
         (parcel,) = wrap([call], ArgumentMemo(), self._functions)
-        return self._open_intake.broadcast(parcel)
+        return self._open_scheduler.broadcast(parcel)
 
     def run(self, calls: Sequence[Invocation], *, all_of_them: bool = False) -> CallBatch:
         """As :meth:`submit`, and wait: the first failure drops the other calls, except with ``all_of_them``.
 
         Ctrl-C ends running calls: their workers are replaced, and the pool stays usable.
         """
-        intake, parcels = self._open_intake, wrap(calls, ArgumentMemo(), self._functions)
-        return self._wait(partial(intake.submit_batch, parcels), all_of_them=all_of_them)
+        scheduler, parcels = self._open_scheduler, wrap(calls, ArgumentMemo(), self._functions)
+        return self._wait(partial(scheduler.submit_batch, parcels), all_of_them=all_of_them)
 
     def run_everywhere(self, call: Invocation) -> CallBatch:
         """As :meth:`broadcast`, and wait as :meth:`run` does."""
-        intake, (parcel,) = self._open_intake, wrap([call], ArgumentMemo(), self._functions)
-        return self._wait(partial(intake.broadcast_batch, parcel), all_of_them=False)
+        scheduler, (parcel,) = self._open_scheduler, wrap([call], ArgumentMemo(), self._functions)
+        return self._wait(partial(scheduler.broadcast_batch, parcel), all_of_them=False)
 
     def cancel(self, calls: Sequence[Any], *, kill: bool = True) -> None:
-        """See :meth:`skyward.engine.cluster.Cluster.cancel`."""
-        self._open_intake.cancel(calls, kill=kill)
+        """See :meth:`skyward.engine.scheduler.Scheduler.cancel`."""
+        self._open_scheduler.cancel(calls, kill=kill)
 
     def scale(self, nodes: int, drop: Collection[int]) -> Future[None]:
         """Change the target size of the fleet; the future is done when it is reached."""
@@ -271,10 +270,10 @@ class RunningPool:
             hourly_rate=sum(node.price_per_hour or 0.0 for node in fleet.nodes),
             cost=fleet.cost,
         )
-        if self._cluster is None:
+        if self._scheduler is None:
             return base
-        whole = self._cluster.snapshot(base)
-        reported = map(self._cluster.completed, list(self._reported.values()))
+        whole = self._scheduler.snapshot(base)
+        reported = map(self._scheduler.completed, list(self._reported.values()))
         return replace(whole, works=(*whole.works, *reported))
 
     def forward(self, address: str) -> str:
@@ -298,8 +297,8 @@ class RunningPool:
 
     def publish(self, event: SkywardEvent) -> None:
         """Publish an event of a front-end; add to its progress the number of calls that run."""
-        if isinstance(event, Progress) and self._cluster is not None:
-            event = self._cluster.completed(event)
+        if isinstance(event, Progress) and self._scheduler is not None:
+            event = self._scheduler.completed(event)
             self._reported.pop(event.label, None)
             if not event.over:
                 self._reported[event.label] = event
@@ -313,12 +312,12 @@ class RunningPool:
         return with_all_missing(error, function, self._request.image)
 
     @property
-    def _open_intake(self) -> Intake:
-        if self._intake is None:
+    def _open_scheduler(self) -> Scheduler:
+        if self._scheduler is None or not self._is_open:
             raise PoolStateError(
                 "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
             )
-        return self._intake
+        return self._scheduler
 
     async def _open(self) -> None:
         self._opening = asyncio.current_task()
@@ -354,10 +353,19 @@ class RunningPool:
         )
         self._spending.watch()
         workers_per_node = self._request.workers_per_node
-        cluster = self._cluster = Cluster(client_context(tls), self._bus, workers_per_node=workers_per_node)
-        self._elastic = Elastic(fleet, cluster, tls=tls, publish=self._bus.publish, workers_per_node=workers_per_node)
+        self._scheduler = Scheduler(
+            client_context(tls),
+            self._bus,
+            workers_per_node=workers_per_node,
+            thread=self._loop,
+            subscribed=self._subscribed,
+            observer=self._observer,
+        )
+        self._elastic = Elastic(
+            fleet, self._scheduler, tls=tls, publish=self._bus.publish, workers_per_node=workers_per_node
+        )
         await fleet.start(self._elastic)
-        self._intake = Intake(cluster, self._loop, subscribed=self._subscribed, observer=self._observer)
+        self._is_open = True
 
     async def _abandon(self) -> None:
         """Wait until nothing is left, also of an opening that was interrupted, even at its very end."""
@@ -387,10 +395,8 @@ class RunningPool:
         if self._fleet is not None:
             self._fleet.close()
         try:
-            if self._intake is not None:
-                self._intake.close(self._spent)
-            if self._cluster is not None:
-                await self._cluster.close(self._spent)
+            if self._scheduler is not None:
+                await self._scheduler.close(self._spent)
         finally:
             try:
                 if self._fleet is not None:
@@ -401,11 +407,11 @@ class RunningPool:
                 if self._sweep is not None:
                     await self._sweep.settle()
                 await self._provider.close()
-        self._bus.publish(PoolStopped(self._cluster.ended_calls if self._cluster else 0))
+        self._bus.publish(PoolStopped(self._scheduler.calls.ended if self._scheduler else 0))
 
     def _on_node_message(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
-        if self._cluster is not None:
-            self._cluster.members.handle(node, message)
+        if self._scheduler is not None:
+            self._scheduler.handle(node, message)
         self._dask.handle(node.instance.id, message)
         if (event := _event_of(node, message)) is not None:
             if isinstance(event, Metrics):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.engine.lane import Lane
+from skyward.engine.worker_link import WorkerLink
 
 
 @pytest.fixture(scope="module")
@@ -18,10 +18,10 @@ def pool() -> Iterator[sky.ComputePool]:
         yield pool
 
 
-def lanes_of(pool: sky.ComputePool) -> list[Lane]:
+def lanes_of(pool: sky.ComputePool) -> list[WorkerLink]:
     assert pool._running is not None
-    assert pool._running._cluster is not None
-    return [slot.lane for slot in pool._running._cluster.members.slots.values()]
+    assert pool._running._scheduler is not None
+    return list(pool._running._scheduler.links.values())
 
 
 def cut(pool: sky.ComputePool) -> None:

@@ -17,8 +17,8 @@ import pytest
 
 import skyward as sky
 from skyward.engine.calls import LiveCall
-from skyward.engine.intake import Intake
 from skyward.engine.running import RunningPool
+from skyward.engine.scheduler import Scheduler
 from skyward.errors import PoolStateError, SkywardError
 from skyward.provision.buying.ledger import Ledger
 
@@ -101,13 +101,13 @@ def test_ctrl_c_while_waiting_ends_the_call_and_the_pool_stays_usable() -> None:
 
 
 def test_ctrl_c_right_after_a_call_was_queued_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter(self: Intake, calls: Sequence[LiveCall]) -> None:
+    def enter(self: Scheduler, calls: Sequence[LiveCall]) -> None:
         queue(self, calls)
         raise KeyboardInterrupt
 
-    queue = Intake._enter
+    queue = Scheduler._queue
     with new_pool() as pool:
-        monkeypatch.setattr(Intake, "_enter", enter)
+        monkeypatch.setattr(Scheduler, "_queue", enter)
         for operator in (pool.run, pool.broadcast):
             with pytest.raises(KeyboardInterrupt):
                 operator(sky.compute(time.sleep)(600))

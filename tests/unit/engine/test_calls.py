@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from skyward.engine.calls import CallGang, CallNumbers, Incoming, LiveCall
+from skyward.engine.calls import CallBatch, CallGang, CallNumbers, Incoming, LiveCall, RawOutcome
 from skyward.engine.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
-from skyward.engine.futures import CallBatch, RawOutcome
 from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
 from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skyward.engine.crashes import ShownCrashes
+from skyward.engine.worker_link import ShownCrashes
 from skyward.events import LogLine
 
 STACK = ["Fatal Python error: Segmentation fault", "", "Thread 0x00007f1 (most recent call first):", "  File a.py in f"]

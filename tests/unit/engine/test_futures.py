@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skyward.engine.futures import CallBatch, RawOutcome, RemoteFuture
+from skyward.engine.calls import CallBatch, RawOutcome, RemoteFuture
 from skyward.shipping.pickling import pack_error
 
 FAILED = RawOutcome(error=ValueError("no"))

@@ -6,10 +6,12 @@ import asyncio
 import random
 import resource
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ import skyward.node.worker.lane_server
 from skyward._concurrency.waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.lane import Lane
+from skyward.engine.worker_link import WorkerLink
 from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.connection import Connection
 from skyward.wire.frames import client_context, server_context
@@ -30,25 +32,32 @@ class Owner:
         self.events: list[str] = []
         self.linked, self.unlinked = asyncio.Event(), asyncio.Event()
 
-    def lane_up(self, lane: Lane) -> None:
+    def lane_up(self, lane: WorkerLink) -> None:
         self.events.append("up")
 
-    def lane_linked(self, lane: Lane, *, linked: bool) -> None:
+    def lane_linked(self, lane: WorkerLink, *, linked: bool) -> None:
         self.events.append("linked" if linked else "unlinked")
         (self.linked if linked else self.unlinked).set()
 
-    async def lane_lost(self, lane: Lane) -> None:
+    async def lane_lost(self, lane: WorkerLink) -> None:
         self.events.append("lost")
 
-    def lane_items(self, lane: Lane, items: Sequence[Item]) -> None:
+    def lane_items(self, lane: WorkerLink, items: Sequence[Item]) -> None:
         raise AssertionError("nobody sends anything")
 
-    def lane_failed(self, lane: Lane, why: str) -> None:
+    def lane_failed(self, lane: WorkerLink, why: str) -> None:
         self.events.append(why)
 
 
+def started(address: str, tls: ssl.SSLContext, owner: Owner) -> WorkerLink:
+    node: Any = None
+    link = WorkerLink(WorkerId(0, 0), address, tls, owner, node)
+    link.start()
+    return link
+
+
 @asynccontextmanager
-async def linked_lane(folder: Path) -> AsyncIterator[tuple[Lane, Owner]]:
+async def linked_lane(folder: Path) -> AsyncIterator[tuple[WorkerLink, Owner]]:
     """A lane and its worker, in touch."""
     identity = issue()
     owner = Owner()
@@ -56,7 +65,7 @@ async def linked_lane(folder: Path) -> AsyncIterator[tuple[Lane, Owner]]:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         host, port = listening.getsockname()
         serving = asyncio.ensure_future(server.serve(listening, server_context(identity)))
-        lane = Lane(WorkerId(0, 0), f"{host}:{port}", client_context(identity), owner)
+        lane = started(f"{host}:{port}", client_context(identity), owner)
         try:
             async with asyncio.timeout(20):
                 await owner.linked.wait()
@@ -94,7 +103,7 @@ async def test_a_lane_outlasts_every_way_in_which_a_dial_can_fail(incarnations: 
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         listening.settimeout(0)
         host, port = listening.getsockname()
-        lane = Lane(WorkerId(0, 0), f"{host}:{port}", client_context(identity), owner)
+        lane = started(f"{host}:{port}", client_context(identity), owner)
         try:
             for incarnation in range(incarnations):
                 refusing = asyncio.ensure_future(refuse_in_every_way(listening, 40))

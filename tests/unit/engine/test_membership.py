@@ -12,19 +12,16 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-import skyward.engine.membership
-from skyward.engine.calls import CallGang, LiveCall
-from skyward.engine.cluster import Cluster
+import skyward.engine.scheduler
+from skyward.engine.calls import CallGang, LiveCall, RawOutcome
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.futures import RawOutcome
-from skyward.engine.intake import Intake
-from skyward.engine.slots import out_of_reach
+from skyward.engine.scheduler import Scheduler
+from skyward.engine.worker_link import WorkerLink, out_of_reach
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.shipping.blobs import Blob
-from skyward.shipping.parcels import Recent
-from skyward.transport.local import LocalAccess
-from skyward.wire.control import WorkerExit
+from skyward.transport.access import LocalAccess
+from skyward.wire.control import WorkerExit, WorkerStale
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
     CallHeader,
@@ -39,14 +36,14 @@ from skyward.wire.messages import (
 )
 
 
-class HandLane:
-    """A lane that does what the test does."""
+class HandLink(WorkerLink):
+    """A link that does what the test does."""
 
-    def __init__(self, worker_id: WorkerId, address: str, tls: Any, owner: Cluster) -> None:
-        self.worker_id, self.incarnation, self.round_trip_s = worker_id, "", 0.0
-        self.functions: Recent[str, bool] = Recent(10)
-        self.pushed: list[Any] = []
-        self._owner: Any = owner
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.pushed: list[ToWorker] = []
+
+    def start(self) -> None: ...
 
     def push(self, item: ToWorker) -> None:
         self.pushed.append(item)
@@ -57,6 +54,7 @@ class HandLane:
 
     def come_up(self, incarnation: str) -> None:
         self.incarnation = incarnation
+        self.functions.clear()
         self._owner.lane_linked(self, linked=True)
         self._owner.lane_up(self)
 
@@ -86,8 +84,8 @@ class Stage:
             delivery=lambda: None,
             together=nullcontext,
         )
-        self.cluster = Cluster(None, self.bus, workers_per_node=1)  # type: ignore[arg-type]
-        self.members = self.cluster.members
+        loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
+        self.scheduler = Scheduler(None, self.bus, workers_per_node=1, thread=loop)  # type: ignore[arg-type]
         self.networks = {0: "here", 1: "here"}
         self.spot = False
         self._folder = folder
@@ -117,11 +115,11 @@ class Stage:
         )
 
     def lane(self, rank: int) -> Any:
-        return self.members.slots[WorkerId(rank, 0)].lane
+        return self.scheduler.links[WorkerId(rank, 0)]
 
     async def attach(self, rank: int) -> Any:
         handle = self.handle(rank)
-        attaching = asyncio.ensure_future(self.cluster.attach(handle, 5))
+        attaching = asyncio.ensure_future(self.scheduler.attach(handle, 5))
         await asyncio.sleep(0)
         self.lane(rank).come_up("first")
         await attaching
@@ -130,10 +128,10 @@ class Stage:
     async def renew(self, handle: Any, call_id: int, incarnation: str) -> None:
         """A worker says that its process is spent, is killed, and comes back."""
         lane = self.lane(handle.rank)
-        self.cluster.lane_items(lane, [[Kind.SPENT, [call_id], "it is in use"]])
+        self.scheduler.lane_items(lane, [[Kind.SPENT, [call_id], "it is in use"]])
         await eventually(lambda: lane.incarnation in handle.killed)
-        self.members.slots[lane.worker_id].exited.set()
-        await self.cluster.lane_lost(lane)
+        lane.exited.set()
+        await self.scheduler.lane_lost(lane)
         lane.come_up(incarnation)
 
 
@@ -145,11 +143,11 @@ async def eventually(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 async def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> AsyncIterator[Stage]:
-    monkeypatch.setattr(skyward.engine.membership, "Lane", HandLane)
+    monkeypatch.setattr(skyward.engine.scheduler, "WorkerLink", HandLink)
     stage = Stage(str(tmp_path))
-    stage.members.expect([0, 1])
+    stage.scheduler.expect([0, 1])
     yield stage
-    await stage.cluster.close()
+    await stage.scheduler.close()
 
 
 class OutcomeSink:
@@ -175,19 +173,19 @@ def call(number: int, *, blobs: tuple[Blob, ...] = (), pinned: WorkerId | None =
 async def test_the_worker_of_a_replacement_takes_calls_although_an_earlier_one_never_started(stage: Stage) -> None:
     for rank in (0, 1):
         await stage.attach(rank)
-    places = stage.members.places
-    stage.members.detach(1, "lost", for_good=False)
-    attaching = asyncio.ensure_future(stage.cluster.attach(stage.handle(1), 5))
+    places = stage.scheduler.places
+    stage.scheduler.detach(1, "lost", for_good=False)
+    attaching = asyncio.ensure_future(stage.scheduler.attach(stage.handle(1), 5))
     await asyncio.sleep(0)
     for attempt in range(5):
-        stage.members.exited(WorkerId(1, 0), f"{attempt}", "exit code 1")
+        stage.scheduler.handle(stage.handle(1), exit_of(f"{attempt}", reason="exit code 1"))
     with pytest.raises(BootstrapError, match="does not start"):
         await attaching
-    stage.members.detach(1, "its workers did not answer", for_good=False)
+    stage.scheduler.detach(1, "its workers did not answer", for_good=False)
     await stage.attach(1)
-    stage.cluster.enter([call(1), call(2)])
+    stage.scheduler.enter([call(1), call(2)])
 
-    assert stage.members.places == places
+    assert stage.scheduler.places == places
     assert all(stage.lane(rank).pushed for rank in (0, 1))
 
 
@@ -195,7 +193,7 @@ async def test_a_call_whose_array_is_on_its_way_to_a_node_that_dies_runs_elsewhe
     handles = [await stage.attach(rank) for rank in (0, 1)]
     content = b"x" * 10
     shipped = call(1, blobs=(Blob(id=blake3(content).hexdigest(), view=memoryview(content)),))
-    stage.cluster.enter([shipped])
+    stage.scheduler.enter([shipped])
     await asyncio.sleep(0.01)
     (doomed,) = [handle for handle in handles if handle.transport.begun.is_set()]
     (other,) = [handle for handle in handles if handle is not doomed]
@@ -204,7 +202,7 @@ async def test_a_call_whose_array_is_on_its_way_to_a_node_that_dies_runs_elsewhe
     doomed.transport.error = UnreachableError("the machine is going down")
     doomed.transport.go.set()
     await asyncio.sleep(0.02)
-    stage.members.detach(doomed.rank, "lost", for_good=False)
+    stage.scheduler.detach(doomed.rank, "lost", for_good=False)
     async with asyncio.timeout(5):
         while not stage.lane(other.rank).pushed:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
@@ -216,10 +214,10 @@ async def test_a_node_that_goes_does_its_own_calls_although_its_worker_became_st
     for rank in (0, 1):
         await stage.attach(rank)
     calls = [call(number, pinned=WorkerId(1, 0)) for number in (1, 2)]
-    stage.cluster.enter(calls)
-    stage.members.retire([1])
-    stage.members.stale(WorkerId(1, 0), "first")
-    idle = asyncio.ensure_future(stage.members.idle(1))
+    stage.scheduler.enter(calls)
+    stage.scheduler.retire([1])
+    stage.scheduler.handle(stage.handle(1), WorkerStale(worker=0, incarnation="first"))
+    idle = asyncio.ensure_future(stage.scheduler.idle(1))
     done, _ = await asyncio.wait([idle], timeout=0.1)
     idle.cancel()
 
@@ -229,15 +227,15 @@ async def test_a_node_that_goes_does_its_own_calls_although_its_worker_became_st
 
 async def test_a_spent_process_is_killed_until_its_supervisor_knows_it(stage: Stage) -> None:
     handle = await stage.attach(0)
-    stage.cluster.enter([call(1)])
-    stage.cluster.lane_items(stage.lane(0), [[Kind.SPENT, [1], "it is in use"]])
+    stage.scheduler.enter([call(1)])
+    stage.scheduler.lane_items(stage.lane(0), [[Kind.SPENT, [1], "it is in use"]])
 
     await eventually(lambda: handle.killed.count("first") > 1)
 
 
 async def test_a_call_that_no_process_is_fresh_enough_for_fails(stage: Stage) -> None:
     handle, greedy = await stage.attach(0), call(1)
-    stage.cluster.enter([greedy])
+    stage.scheduler.enter([greedy])
     for incarnation in ("second", "third"):
         await stage.renew(handle, 1, incarnation)
         assert greedy.sink.outcomes == []
@@ -250,9 +248,9 @@ async def test_a_call_that_no_process_is_fresh_enough_for_fails(stage: Stage) ->
 
 async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage) -> None:
     handles = [await stage.attach(rank) for rank in (0, 1)]
-    stage.cluster.enter([call(1, pinned=WorkerId(1, 0))])
-    stage.members.retire([1])
-    idle = asyncio.ensure_future(stage.members.idle(1))
+    stage.scheduler.enter([call(1, pinned=WorkerId(1, 0))])
+    stage.scheduler.retire([1])
+    idle = asyncio.ensure_future(stage.scheduler.idle(1))
     await stage.renew(handles[1], 1, "second")
 
     assert [type(item) for item in stage.lane(1).pushed].count(RunCalls) == 2
@@ -264,11 +262,11 @@ async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage)
 async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_arrive(stage: Stage) -> None:
     await stage.attach(0)
     broken, good, short, cut = call(1), call(2), call(3), call(4)
-    stage.cluster.enter([short])
-    stage.cluster.lane_items(stage.lane(0), [[Kind.RESULTS, [3], [0.0], [b"pickle"]]])  # the next ones go together
-    stage.cluster.enter([broken, good, cut])
+    stage.scheduler.enter([short])
+    stage.scheduler.lane_items(stage.lane(0), [[Kind.RESULTS, [3], [0.0], [b"pickle"]]])  # the next ones go together
+    stage.scheduler.enter([broken, good, cut])
     pieces_missing = [Kind.RESULT, 1, Outcome(seconds=0.1, part_bytes=(3,)).to_wire()]
-    stage.cluster.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2, 4], [0.1], [b"pickle"]]])
+    stage.scheduler.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2, 4], [0.1], [b"pickle"]]])
     assert isinstance(broken.sink.outcomes[0].error, KeyError)
     assert good.sink.outcomes[0].data == b"pickle"
     assert isinstance(cut.sink.outcomes[0].error, ValueError)
@@ -277,10 +275,10 @@ async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_a
 async def test_lines_of_a_dropped_call_that_runs_on_have_its_name(stage: Stage) -> None:
     await stage.attach(0)
     dropped = call(1)
-    stage.cluster.enter([dropped])
-    stage.cluster.cancel([dropped], kill=False)
+    stage.scheduler.enter([dropped])
+    stage.scheduler.end_calls([dropped], kill=False)
 
-    stage.cluster.lane_items(stage.lane(0), [[Kind.LINES, 1, [["stdout", "still here", False, 1.0, 0]], 0]])
+    stage.scheduler.lane_items(stage.lane(0), [[Kind.LINES, 1, [["stdout", "still here", False, 1.0, 0]], 0]])
 
     assert [event.call for event in stage.events if isinstance(event, LogLine)] == [dropped.name]
 
@@ -301,8 +299,8 @@ async def test_a_crashed_workers_last_words_are_published_without_those_that_cam
     handle = await stage.attach(0)
     lane = stage.lane(0)
     words = "seen\ngrößer\nFatal".encode().decode("latin-1")
-    stage.cluster.lane_items(lane, [[Kind.LINES, 0, [["stdout", "before", False, 1.0, 0]], log_end]])
-    stage.cluster.lane_linked(lane, linked=False)
+    stage.scheduler.lane_items(lane, [[Kind.LINES, 0, [["stdout", "before", False, 1.0, 0]], log_end]])
+    stage.scheduler.lane_linked(lane, linked=False)
     ended = WorkerExit(
         worker=0,
         incarnation="first",
@@ -314,7 +312,7 @@ async def test_a_crashed_workers_last_words_are_published_without_those_that_cam
         last_words_at=100,
         omitted_bytes=50,
     )
-    stage.members.handle(handle, ended)
+    stage.scheduler.handle(handle, ended)
 
     lines = [event.line for event in stage.events if isinstance(event, LogLine)]
     assert lines == ["before", *expected]
@@ -329,11 +327,11 @@ def exit_of(incarnation: str, **how: Any) -> WorkerExit:
 async def test_the_end_of_a_process_is_known_although_the_next_one_answers_first(stage: Stage) -> None:
     handle = await stage.attach(0)
     lane = stage.lane(0)
-    stage.cluster.lane_linked(lane, linked=False)
+    stage.scheduler.lane_linked(lane, linked=False)
 
-    losing = asyncio.ensure_future(stage.cluster.lane_lost(lane))
+    losing = asyncio.ensure_future(stage.scheduler.lane_lost(lane))
     await asyncio.sleep(0)
-    stage.members.handle(handle, exit_of("first", reason="ended by signal 11"))
+    stage.scheduler.handle(handle, exit_of("first", reason="ended by signal 11"))
     await losing
 
     (lost,) = [event for event in stage.events if isinstance(event, WorkerLost)]
@@ -355,10 +353,10 @@ async def test_worker_that_is_ended_with_a_cancelled_call_is_restarted_not_lost(
 ) -> None:
     handle = await stage.attach(0)
     running = call(1)
-    stage.cluster.enter([running])
-    stage.cluster.cancel([running], kill=True)
-    stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.handle(handle, exit_of("first", **how))
+    stage.scheduler.enter([running])
+    stage.scheduler.end_calls([running], kill=True)
+    stage.scheduler.lane_linked(stage.lane(0), linked=False)
+    stage.scheduler.handle(handle, exit_of("first", **how))
     of_call = {"call": "f#0", "retries": 3} if kind is WorkerLost else {}
     assert stage.events == [kind(0, 0, "i0", reason, **of_call)]
 
@@ -378,9 +376,9 @@ async def test_the_event_of_a_lost_worker_names_its_call_and_the_retry(
     handle = await stage.attach(0)
     running = call(1)
     running.losses = losses
-    stage.cluster.enter([running])
-    stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.handle(handle, exit_of("first", signal=11, begun=begun))
+    stage.scheduler.enter([running])
+    stage.scheduler.lane_linked(stage.lane(0), linked=False)
+    stage.scheduler.handle(handle, exit_of("first", signal=11, begun=begun))
     (event,) = [each for each in stage.events if isinstance(each, WorkerLost)]
     assert event == WorkerLost(0, 0, "i0", "it ended", **expected)
     assert event.outlook == outlook
@@ -389,24 +387,24 @@ async def test_the_event_of_a_lost_worker_names_its_call_and_the_retry(
 async def test_worker_that_outlived_a_cancelled_call_is_lost_when_it_ends_later(stage: Stage) -> None:
     handle = await stage.attach(0)
     running = call(1)
-    stage.cluster.enter([running])
-    stage.cluster.cancel([running], kill=True)
-    stage.cluster.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.1], [b"pickle"]]])
-    stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.handle(handle, exit_of("first", signal=9))
+    stage.scheduler.enter([running])
+    stage.scheduler.end_calls([running], kill=True)
+    stage.scheduler.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.1], [b"pickle"]]])
+    stage.scheduler.lane_linked(stage.lane(0), linked=False)
+    stage.scheduler.handle(handle, exit_of("first", signal=9))
     assert stage.events == [WorkerLost(0, 0, "i0", "it ended")]
 
 
 async def test_worker_that_dask_restarts_is_restarted_not_lost(stage: Stage) -> None:
     handle = await stage.attach(0)
-    stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.handle(handle, exit_of("first", exit_code=0, ended_for="Dask restarted it"))
+    stage.scheduler.lane_linked(stage.lane(0), linked=False)
+    stage.scheduler.handle(handle, exit_of("first", exit_code=0, ended_for="Dask restarted it"))
     assert stage.events == [WorkerRestarting(0, 0, "i0", "Dask restarted it")]
 
 
 async def test_worker_whose_process_is_spent_is_restarted_not_lost(stage: Stage) -> None:
     handle = await stage.attach(0)
-    stage.cluster.enter([call(1)])
+    stage.scheduler.enter([call(1)])
     await stage.renew(handle, 1, "second")
     assert stage.events == [
         WorkerRestarting(0, 0, "i0", "a call needed a fresh process"),
@@ -436,30 +434,30 @@ async def test_a_worker_that_answers_for_the_call_of_another_one_is_not_believed
     for rank in (0, 1):
         await stage.attach(rank)
     first, second = call(1, pinned=WorkerId(0, 0)), call(2, pinned=WorkerId(1, 0))
-    stage.cluster.enter([first, second])
+    stage.scheduler.enter([first, second])
     liar = stage.lane(1)
     own = [Kind.RESULTS, [2], [0.0], [b"its own"]]
-    stage.cluster.lane_items(liar, [own, lie, [Kind.RESULTS, [1], [0.0], [b"another lie"]]])
+    stage.scheduler.lane_items(liar, [own, lie, [Kind.RESULTS, [1], [0.0], [b"another lie"]]])
 
     assert first.sink.outcomes == []
     assert [outcome.data for outcome in second.sink.outcomes] == [b"its own"]
-    assert set(stage.members.slots) == set(stage.members.places) == {WorkerId(0, 0)}
+    assert set(stage.scheduler.links) == set(stage.scheduler.places) == {WorkerId(0, 0)}
     (error,) = [event for event in stage.events if isinstance(event, Error)]
     assert "answered for call 1" in error.message
-    stage.cluster.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.0], [b"the truth"]]])
+    stage.scheduler.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.0], [b"the truth"]]])
     assert [outcome.data for outcome in first.sink.outcomes] == [b"the truth"]
 
 
 async def test_answers_for_calls_that_are_over_are_ignored(stage: Stage) -> None:
     await stage.attach(0)
     late = call(1)
-    stage.cluster.enter([late])
+    stage.scheduler.enter([late])
     result = [Kind.RESULTS, [1], [0.0], [b"x"]]
-    stage.cluster.lane_items(stage.lane(0), [result, result, [Kind.REVOKED, [1]], [Kind.RESULT, 1, OUTCOME]])
-    stage.cluster.lane_items(stage.lane(0), [result])
+    stage.scheduler.lane_items(stage.lane(0), [result, result, [Kind.REVOKED, [1]], [Kind.RESULT, 1, OUTCOME]])
+    stage.scheduler.lane_items(stage.lane(0), [result])
 
     assert len(late.sink.outcomes) == 1
-    assert set(stage.members.slots) == {WorkerId(0, 0)}
+    assert set(stage.scheduler.links) == {WorkerId(0, 0)}
 
 
 def gang() -> list[Any]:
@@ -477,26 +475,24 @@ async def test_a_gang_is_refused_where_its_workers_do_not_reach_each_other(
     stage.networks = networks
     for rank in (0, 1):
         await stage.attach(rank)
-    loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
-    intake = Intake(stage.cluster, loop, subscribed=())
     parcel: Any = SimpleNamespace(label="train", gang=True)
 
     with pytest.raises(ConfigurationError, match=r"train is decorated with .* reach.* nodes=1"):
-        intake.broadcast(parcel)
-    intake.join()
+        stage.scheduler.broadcast(parcel)
+    stage.scheduler.join()
 
 
 async def test_a_gang_one_of_whose_nodes_turns_out_to_be_elsewhere_fails_when_it_meets(stage: Stage) -> None:
     stage.networks = {0: "a", 1: "b"}
     await stage.attach(0)
     calls = gang()
-    stage.cluster.enter(calls)
+    stage.scheduler.enter(calls)
     await stage.attach(1)
     for rank, each in enumerate(calls):
-        stage.cluster.lane_items(stage.lane(rank), [[Kind.MEET, each.id, "text"]])
+        stage.scheduler.lane_items(stage.lane(rank), [[Kind.MEET, each.id, "text"]])
 
     assert [str(each.sink.outcomes[0].error) for each in calls] == [
-        str(out_of_reach("f", stage.members.separation()))
+        str(out_of_reach("f", stage.scheduler.separation()))
     ] * 2
     assert any(item.call_ids == [1] for item in stage.lane(0).pushed if isinstance(item, CancelCalls))
 
@@ -506,20 +502,20 @@ async def test_a_gang_one_of_whose_nodes_turns_out_to_be_elsewhere_fails_when_it
 async def test_a_killed_worker_of_a_spot_machine_is_judged_with_the_machine(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, comes: str, retries: int
 ) -> None:
-    monkeypatch.setattr(skyward.engine.membership, "_VERDICT_S", 0.01)
+    monkeypatch.setattr(skyward.engine.scheduler, "_VERDICT_S", 0.01)
     stage.spot = True
     handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
     running.retries = running.parcel.retries = retries
-    stage.cluster.enter([running])
+    stage.scheduler.enter([running])
     if comes == "noticed":
-        stage.members.retire([0], comes_back=True)
+        stage.scheduler.retire([0], comes_back=True)
     handle.linked = comes == "alive"
-    stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.handle(handle, exit_of("first", signal=9, begun=1))
+    stage.scheduler.lane_linked(stage.lane(0), linked=False)
+    stage.scheduler.handle(handle, exit_of("first", signal=9, begun=1))
     if comes in ("preempted", "lost"):
         await asyncio.sleep(0.05)
         assert running.worker == WorkerId(0, 0), "the verdict is awaited"
-        stage.members.detach(0, f"node 0 is {comes}: gone", for_good=False, preempted=comes == "preempted")
+        stage.scheduler.detach(0, f"node 0 is {comes}: gone", for_good=False, preempted=comes == "preempted")
     await eventually(lambda: running.worker is None)
 
     taken = comes in ("preempted", "noticed")
@@ -538,10 +534,10 @@ async def test_a_process_that_ends_by_itself_is_charged_although_its_machine_is_
 ) -> None:
     stage.spot = True
     handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
-    stage.cluster.enter([running])
-    stage.members.retire([0], comes_back=True)
-    stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.handle(handle, exit_of("first", begun=1, **end))
+    stage.scheduler.enter([running])
+    stage.scheduler.retire([0], comes_back=True)
+    stage.scheduler.lane_linked(stage.lane(0), linked=False)
+    stage.scheduler.handle(handle, exit_of("first", begun=1, **end))
     assert (running.worker, running.losses) == (None, 1)
 
 
@@ -549,40 +545,40 @@ async def test_a_process_that_ends_by_itself_is_charged_although_its_machine_is_
 async def test_the_end_of_a_worker_on_demand_or_on_purpose_waits_for_no_verdict(stage: Stage, spot: bool) -> None:
     stage.spot = spot
     handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
-    stage.cluster.enter([running])
-    stage.members.slots[WorkerId(0, 0)].end_for("a restart" if spot else "")
-    stage.cluster.lane_linked(stage.lane(0), linked=False)
-    stage.members.handle(handle, exit_of("first", signal=9, begun=1))
+    stage.scheduler.enter([running])
+    stage.scheduler.links[WorkerId(0, 0)].end_for("a restart" if spot else "")
+    stage.scheduler.lane_linked(stage.lane(0), linked=False)
+    stage.scheduler.handle(handle, exit_of("first", signal=9, begun=1))
     assert (running.worker, running.losses) == (None, 1)
 
 
 async def test_a_node_that_came_back_or_is_to_go_for_good_is_not_taken_for_preempted(stage: Stage) -> None:
-    for change in (lambda: stage.members.retire([0]), lambda: stage.members.detach(0, "gone", for_good=False)):
+    for change in (lambda: stage.scheduler.retire([0]), lambda: stage.scheduler.detach(0, "gone", for_good=False)):
         stage.spot = False
         await stage.attach(0)
-        stage.members.retire([0], comes_back=True)
+        stage.scheduler.retire([0], comes_back=True)
         change()
-        if WorkerId(0, 0) not in stage.members.slots:
-            stage.members.expect([0])
+        if WorkerId(0, 0) not in stage.scheduler.links:
+            stage.scheduler.expect([0])
             await stage.attach(0)
         running = call(1, pinned=WorkerId(0, 0))
-        stage.cluster.enter([running])
+        stage.scheduler.enter([running])
         handle = stage.handle(0)
-        stage.cluster.lane_linked(stage.lane(0), linked=False)
-        stage.members.handle(handle, exit_of("first", signal=9, begun=1))
+        stage.scheduler.lane_linked(stage.lane(0), linked=False)
+        stage.scheduler.handle(handle, exit_of("first", signal=9, begun=1))
         assert running.losses == 1
-        stage.cluster.cancel([running], kill=False)
+        stage.scheduler.end_calls([running], kill=False)
 
 
 async def test_lines_and_records_of_a_lost_worker_that_arrive_late_are_shown(stage: Stage) -> None:
     handle = await stage.attach(0)
     lane = stage.lane(0)
-    stage.cluster.lane_linked(lane, linked=False)
-    stage.members.handle(handle, exit_of("first", signal=11))
+    stage.scheduler.lane_linked(lane, linked=False)
+    stage.scheduler.handle(handle, exit_of("first", signal=11))
     piece = LogPiece(text="printed", stream="stdout", timestamp=1.0, writer=0)
     values = {"name": "app", "levelno": 20, "levelname": "INFO", "msg": "logged", "created": 1.0}
     late = PrintedLines(0, [piece], 0), LoggedRecord(0, "", values)
-    stage.cluster.lane_items(lane, [item.to_wire() for item in late])
+    stage.scheduler.lane_items(lane, [item.to_wire() for item in late])
     assert [event.line for event in stage.events if isinstance(event, LogLine)] == ["printed", "logged"]
 
 
@@ -592,9 +588,9 @@ async def test_levels_of_logging_reach_every_new_process_once(stage: Stage) -> N
     try:
         await stage.attach(0)
         lane = stage.lane(0)
-        stage.cluster.enter([call(1)])
-        stage.cluster.lane_linked(lane, linked=False)
-        stage.members.handle(stage.handle(0), exit_of("first", signal=11))
+        stage.scheduler.enter([call(1)])
+        stage.scheduler.lane_linked(lane, linked=False)
+        stage.scheduler.handle(stage.handle(0), exit_of("first", signal=11))
         lane.come_up("second")
     finally:
         logger.setLevel(logging.NOTSET)

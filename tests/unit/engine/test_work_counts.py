@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Any, cast
 
-from skyward.engine.calls import CallTable, LiveCall
+from skyward.engine.calls import CallBatch, CallTable, LiveCall, RawOutcome, RemoteFuture
 from skyward.engine.dispatch import Action, Dispatch, GiveUp, WorkerId
-from skyward.engine.futures import CallBatch, RawOutcome, RemoteFuture
 from skyward.errors import PoolStateError
 from skyward.events import Progress, SkywardEvent
 from skyward.events.works import WorkCount

@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 
 from skyward._concurrency.waiting import wait_until
-from skyward.engine.slots import AttachedNode
+from skyward.engine.worker_link import AttachedNode
 from skyward.errors import UnreachableError
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.shipping.blobs import Blob, Exchange, NodeBlobs

@@ -12,7 +12,7 @@ import pytest
 
 from skyward.engine.calls import LiveCall
 from skyward.engine.dispatch import WorkerId
-from skyward.engine.slots import Slot
+from skyward.engine.worker_link import WorkerLink
 from skyward.node.worker.call_runner import SentFunction
 from skyward.shipping.blobs import Blob, NodeBlobs
 from skyward.shipping.parcels import PackedFunction, Parcel, Recent, Wrapped
@@ -34,11 +34,14 @@ def test_the_least_recently_used_go_when_there_are_too_many_bytes() -> None:
     assert recent.put("d", 6, 10) == []
 
 
-class Worker:
-    """The far side of a lane: takes what is pushed, as a worker does."""
+class FarSide(WorkerLink):
+    """Link whose worker takes what is pushed, and keeps functions as workers do."""
 
-    def __init__(self, bound_bytes: int) -> None:
-        self.worker_id, self.functions = WorkerId(0, 0), Recent[str, bool](bound_bytes)
+    def __init__(self) -> None:
+        node: Any = None
+        owner: Any = None
+        tls: Any = None
+        super().__init__(WorkerId(0, 0), "", tls, owner, node)
         self.known: dict[str, SentFunction] = {}
         self.bytes: dict[str, int] = {}
         self.most = self.sent = 0
@@ -74,13 +77,12 @@ def call(number: int, of: PackedFunction) -> LiveCall:
 
 
 async def test_a_worker_keeps_a_bounded_number_of_functions_and_gets_one_again_that_it_was_made_to_forget() -> None:
-    lane: Any = Worker(64 * MIB)
-    slot = Slot(lane, SimpleNamespace())  # type: ignore[arg-type]
+    link = FarSide()
     functions = [function(f"f{number}", 800 << 10) for number in range(300)]
     for number, each in enumerate([*functions, functions[0], functions[0], functions[299]], start=1):
-        slot.push([call(number, each)])
-    assert lane.most < 65 * MIB
-    assert lane.sent == 301
+        link.send_calls([call(number, each)])
+    assert link.most < 65 * MIB
+    assert link.sent == 301
 
 
 def test_a_call_that_waits_keeps_a_function_that_was_forgotten_and_a_forgotten_one_is_freed() -> None:

@@ -1,31 +1,42 @@
-"""Slots of workers: one lane each, and the shipping of calls over it."""
+"""Link to one worker: the stream to it, the last reported state of its process, and the shipping of calls."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
+import re
+import socket
+import ssl
 import time
-from collections import defaultdict
+import uuid
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from signal import SIGTERM
+from typing import Protocol
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
-from skyward.engine.calls import LiveCall
+from skyward._concurrency.forking import keep_from_forks
+from skyward._concurrency.recurring import keep
+from skyward._concurrency.waiting import SYSTEM_CLOCK, SystemClock, wait_until
+from skyward.engine.calls import LiveCall, RawOutcome
 from skyward.engine.dispatch import GiveUp, WorkerId
-from skyward.engine.futures import RawOutcome
-from skyward.engine.lane import Lane
 from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
 from skyward.events.lines import DEFAULT_LEVELS, ConfiguredLevels
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
-from skyward.shipping.parcels import PackedFunction
-from skyward.shipping.sources import SourceSet
+from skyward.shipping.parcels import PackedFunction, Recent
+from skyward.shipping.sources import SentSources, SourceSet
 from skyward.submission import CallLimits
+from skyward.transport.access import LocalAccess
+from skyward.wire.connection import Connection
 from skyward.wire.control import WorkerExit
+from skyward.wire.limits import HANDSHAKE_S
+from skyward.wire.link import Link
 from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import (
     CallHeader,
@@ -36,15 +47,71 @@ from skyward.wire.messages import (
     SetLevels,
     StoreFunction,
     StoreSources,
+    ToWorker,
 )
+from skyward.wire.session import Item, Session
 
-__all__ = ["AttachedNode", "Slot", "given_up", "out_of_reach", "used_up", "with_call"]
+__all__ = [
+    "AttachedNode",
+    "LinkOwner",
+    "ShownCrashes",
+    "WorkerLink",
+    "given_up",
+    "out_of_reach",
+    "used_up",
+    "with_call",
+]
+
+log = logging.getLogger("skyward.engine.lane")
 
 # The nanny starts a worker again by itself; after this many failures in a row its pool gives it up.
 _FAILED_STARTS = 5
 # Together 20 s, longer than it takes to detect a silent link: the verdict on the node comes first.
 _PUT_ATTEMPTS, _PUT_PAUSE_S = 40, 0.5
+# Functions kept in one worker. It drops those evicted here (FORGET): functions made in a loop are otherwise unbounded.
+_FUNCTION_BYTES = 64 << 20
+_FIRST_PAUSE_S = 0.05  # pauses grow from this; a supervisor's report of a started worker ends the present one
 _LEVELS = ConfiguredLevels()
+_BEGINNING = "Fatal Python error: "
+_VARYING = re.compile(r"0x[0-9a-f]+")  # ids of threads
+_REMEMBERED = 64
+
+
+class _Pauses(SystemClock):
+    """Clock whose pauses end early when :attr:`nudged` is set."""
+
+    def __init__(self) -> None:
+        self.nudged = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.nudged.wait()
+        self.nudged.clear()
+
+
+class LinkOwner(Protocol):
+    """Receiver of a lane's events, on the event loop. Nothing here may block; nothing is retried."""
+
+    def lane_up(self, link: WorkerLink) -> None:
+        """Use a worker process that holds no calls: the first one, or a replacement."""
+        ...
+
+    def lane_linked(self, link: WorkerLink, *, linked: bool) -> None:
+        """Record that the link is up, or down; all items received over it were delivered before."""
+        ...
+
+    async def lane_lost(self, link: WorkerLink) -> None:
+        """Move the calls of a worker process that is gone; ``lane_up`` follows."""
+        ...
+
+    def lane_items(self, link: WorkerLink, items: Sequence[Item]) -> None:
+        """Handle received items, in order."""
+        ...
+
+    def lane_failed(self, link: WorkerLink, why: str) -> None:
+        """Report that the lane's task failed unexpectedly, and was started again."""
+        ...
 
 
 class AttachedNode:
@@ -64,15 +131,21 @@ class AttachedNode:
         self.call_ports = itertools.cycle(handle.ready.call_ports)
 
 
-class Slot:
-    """Slot of one worker: its lane, and the last reported state of the process at the other end.
+class WorkerLink:
+    """Link to the worker at one fixed address, and the last reported state of the process there.
+
+    A dropped connection is redialled and the session resumed. Only a worker without the session counts as a new one.
 
     Attributes:
-        lane: the lane to the worker.
+        id: id of the worker.
         node: the worker's node.
+        incarnation: identity of the worker process, empty before the first contact.
+        functions: ids of the functions in this worker process; those evicted here are dropped there as well.
+        sources: the sources of modules in this worker process.
+        round_trip_s: round trip in seconds, measured when the connection was made.
         ready: done when the worker has answered for the first time; fails when it cannot start.
-        linked: True while the lane's link is up.
-        alive: False once the process that holds the slot's calls is reported or found to be gone.
+        linked: True while the worker is connected.
+        alive: False once the process that holds the link's calls is reported or found to be gone.
         exit_reason: the supervisor's reason for the end of the process; empty before its report.
         ended_for: reason for ending the process on purpose; empty otherwise.
         ended_with: ids of the cancelled calls to end it with; once all of them are over, it lives on.
@@ -82,9 +155,15 @@ class Slot:
         exited: set once there is an exit report.
     """
 
-    def __init__(self, lane: Lane, node: AttachedNode) -> None:
-        self.lane = lane
+    def __init__(
+        self, worker_id: WorkerId, address: str, tls: ssl.SSLContext, owner: LinkOwner, node: AttachedNode
+    ) -> None:
+        self.id = worker_id
         self.node = node
+        self.incarnation = ""
+        self.functions: Recent[str, bool] = Recent(_FUNCTION_BYTES)
+        self.sources = SentSources()
+        self.round_trip_s = 0.0
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.linked = False
         self.alive = False
@@ -98,19 +177,127 @@ class Slot:
         self._positions = itertools.count(1)  # never starts again: no position has two meanings
         self._failed_starts = 0
         self._levels = DEFAULT_LEVELS
+        self._address = address
+        self._tls = tls
+        self._owner = owner
+        self._session_id = uuid.uuid4().hex
+        self._agreed = ("", "")  # session and incarnation that both ends have confirmed
+        self._link = self._new_link()
+        self._pauses = _Pauses()
+        self._serving: asyncio.Task[None] | None = None
 
     def __str__(self) -> str:
         return f"worker {self.id.worker} of node {self.id.node}"
+
+    # --- the stream ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Dial the worker, and serve the connections to it until :meth:`close`."""
+        live = keep(self._serve, what=f"the lane to {self._address}", report=self._report)
+        self._serving = asyncio.ensure_future(live)
+
+    def push(self, item: ToWorker) -> None:
+        """Queue an item for the worker; :meth:`flush` sends it."""
+        self._link.push(item.to_wire(), item.nbytes)
+
+    def flush(self) -> None:
+        """Send queued items."""
+        self._link.flush()
+
+    def nudge(self) -> None:
+        """Dial again at once instead of after the present pause: the worker is reported to listen."""
+        self._pauses.nudged.set()
+
+    def cut(self) -> None:
+        """Drop the link, as a network failure would; the lane dials again."""
+        self._link.abort()
+
+    def drop_link(self, incarnation: str) -> None:
+        """Drop the link to a process that is gone, unless another one has answered since; the lane dials again."""
+        if self.incarnation == incarnation:
+            self.cut()
+
+    async def close(self) -> None:
+        """End the connection and dial no more. Idempotent."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+    def _new_link(self) -> Link:
+        return Link(Session(), lambda items: self._owner.lane_items(self, items))
+
+    def _report(self, why: str) -> None:
+        self._owner.lane_failed(self, why)
+
+    async def _serve(self) -> None:
+        """Dial and carry items until cancelled."""
+        while True:
+            connection = await wait_until(
+                self._dial,
+                deadline_s=math.inf,
+                interval_s=_FIRST_PAUSE_S,
+                what=f"worker {self.id}",
+                clock=self._pauses,
+            )
+            self._owner.lane_linked(self, linked=True)
+            try:
+                await self._link.run(connection)
+            except Exception:  # a message made no sense; a lane that gave up would leave its calls waiting for ever
+                log.exception(
+                    "the lane to %s received a message that makes no sense, and starts a new session", self._address
+                )
+                self._session_id = uuid.uuid4().hex
+            finally:
+                self._owner.lane_linked(self, linked=False)
+
+    async def _dial(self) -> Connection | None:
+        try:
+            connection = Connection(keep_from_forks(socket.socket()), self._tls)
+        except OSError as error:  # no free descriptor (EMFILE): a passing lack must not end the lane
+            log.warning("%s cannot be dialled yet: %s", self._address, error)
+            return None
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await connection.connect(self._address)
+                await connection.handshake()
+                await self._greet(connection)
+        except OSError as error:
+            log.debug("%s does not answer: %s", self._address, error)
+            connection.close()
+            return None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _greet(self, connection: Connection) -> None:
+        asked = time.perf_counter()
+        await connection.exchange([self._session_id, self._link.session.seen])
+        fresh, incarnation, seen = await connection.first_message()
+        self.round_trip_s = time.perf_counter() - asked
+        if fresh:
+            if self.incarnation:
+                await self._owner.lane_lost(self)
+            self._link = self._new_link()
+            self.functions.clear()
+            self.sources = SentSources()
+            self.incarnation = incarnation
+            self._agreed = self._session_id, incarnation
+            self._owner.lane_up(self)
+        # The worker has this session, but the answer that confirmed it was lost: resumed, a call could run twice.
+        elif self._agreed != (self._session_id, incarnation):
+            self._session_id = uuid.uuid4().hex
+            raise ConnectionResetError(
+                "the worker opened the session, but its answer was lost; dialling again with a new one"
+            )
+        self._link.session.resume(seen)
+
+    # --- the process ----------------------------------------------------------------------------------------------
 
     @property
     def log_path(self) -> str:
         """Path of the worker's log on its node."""
         return f"{self.node.handle.access.workdir}/worker-{self.id.worker}.log"
-
-    @property
-    def id(self) -> WorkerId:
-        """Id of the worker."""
-        return self.lane.worker_id
 
     @property
     def was_killed(self) -> bool:
@@ -124,8 +311,8 @@ class Slot:
         """Position of the last call that the ended process began; None without a report of it."""
         return self.exit_report.begun if self.exit_report is not None else None
 
-    def up(self) -> None:
-        """Reset the slot for a new process that has answered."""
+    def reset(self) -> None:
+        """Reset the state for a new process that has answered."""
         self.alive, self.exit_reason, self.ended_for, self._failed_starts = True, "", "", 0
         self.log_end, self.exit_report = 0, None
         self.exited.clear()
@@ -194,7 +381,9 @@ class Slot:
             error = BootstrapError(reason, node=self.id.node, step="server", log_path=self.log_path)
             self.ready.set_exception(error)
 
-    def push(self, calls: Iterable[LiveCall]) -> None:
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def send_calls(self, calls: Iterable[LiveCall]) -> None:
         """Send calls whose blobs are on the node; consecutive calls of one function travel as one item."""
         # One item for many calls: 17 µs on the client per call of a gather instead of 75 (decision 006).
         self._take_levels_along()
@@ -210,39 +399,39 @@ class Slot:
                     self._bring(call.parcel.sources)
             if plain:
                 ids, pickles = [call.id for call in group], [call.parcel.data for call in group]
-                self.lane.push(RunCalls(function_id, group[0].position, final, ids, pickles))
+                self.push(RunCalls(function_id, group[0].position, final, ids, pickles))
             else:
                 for call in group:
                     self._push_special(call)
-        self.lane.flush()
+        self.flush()
 
     def _take_levels_along(self) -> None:
         """Send the levels of the client's loggers, if they have changed since the last time."""
         levels = _LEVELS.current()
         if levels is not self._levels:
             if levels != self._levels:
-                self.lane.push(SetLevels(levels))
+                self.push(SetLevels(levels))
             self._levels = levels
 
     def _bring(self, sources: SourceSet) -> None:
         """Send the sources that this worker process has not had in their present edition."""
         # One item for each project, whose files are bounded; those of all may be more than a message can carry.
-        for _, project in groupby(self.lane.sources.missing(sources), lambda source: source.name.partition(".")[0]):
-            self.lane.push(StoreSources([*project]))
+        for _, project in groupby(self.sources.missing(sources), lambda source: source.name.partition(".")[0]):
+            self.push(StoreSources([*project]))
 
     def _introduce(self, function: PackedFunction) -> None:
-        if self.lane.functions.get(function.id):
+        if self.functions.get(function.id):
             return
         # Calls that wait on the worker keep these functions: the stream is in order.
-        if gone := self.lane.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
-            self.lane.push(ForgetFunctions(gone))
-        self.lane.push(StoreFunction(function.id, function.wrapped.payload, function.label))
+        if gone := self.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
+            self.push(ForgetFunctions(gone))
+        self.push(StoreFunction(function.id, function.wrapped.payload, function.label))
 
     def _push_special(self, call: LiveCall) -> None:
         payload = call.parcel.arguments or Payload(data=call.parcel.data)
         header = call.header or CallHeader()
         function_id = call.parcel.function.id
-        self.lane.push(RunSpecialCall(function_id, call.position, call.final, call.id, payload, header))
+        self.push(RunSpecialCall(function_id, call.position, call.final, call.id, payload, header))
 
     def hold_present(self, call: LiveCall) -> bool:
         """Hold the call's blobs on the node until it is over; return False if one is not there yet."""
@@ -254,7 +443,7 @@ class Slot:
         """Put the call's blobs onto the node, then send it, unless it was taken away meanwhile."""
         # A call may be taken away and assigned here again while this waits: the token distinguishes the two shipments.
         token = call.shipping = object()
-        incarnation = self.lane.incarnation
+        incarnation = self.incarnation
         self.unsent.add(call.id)
         try:
             held = await self._hold(call, token)
@@ -263,12 +452,12 @@ class Slot:
                 self.unsent.discard(call.id)
                 fail(call, RawOutcome(error=error))
             return
-        if call.shipping is not token or self.lane.incarnation != incarnation:
+        if call.shipping is not token or self.incarnation != incarnation:
             self.node.blobs.release(held)
             return
         self.unsent.discard(call.id)
         call.held = held
-        self.push([call])
+        self.send_calls([call])
 
     async def _hold(self, call: LiveCall, token: object) -> Sequence[Stored]:
         """Put the call's blobs onto the node; retry while the node cannot be reached."""
@@ -295,6 +484,26 @@ class Slot:
         return self.node.handle.linked or call.shipping is not token or None
 
 
+class ShownCrashes:
+    """Stacks of the workers of one pool that were shown."""
+
+    def __init__(self) -> None:
+        self._shown: deque[str] = deque(maxlen=_REMEMBERED)
+
+    def once(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """Yield the last lines of a worker; of a stack that was shown before, the first line only."""
+        lines = list(lines)
+        start = next((index for index, line in enumerate(lines) if line.line.startswith(_BEGINNING)), len(lines))
+        stack = lines[start:]
+        text = _VARYING.sub("", "\n".join(line.line for line in stack))
+        yield from lines[:start]
+        if not stack or text not in self._shown:
+            self._shown.append(text)
+            yield from stack
+            return
+        yield replace(stack[0], line=f"{stack[0].line}, with the same stack as before")
+
+
 def with_call(lost: WorkerLost, ran: LiveCall, *, charged: bool, failed: bool) -> WorkerLost:
     """Return the event of a lost worker with the call that it ran.
 
@@ -314,13 +523,13 @@ def _can_travel_together(call: LiveCall) -> tuple[str, bool, bool]:
     return call.parcel.function.id, call.parcel.arguments is None and call.header is None, call.final
 
 
-def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostError | CallTimeoutError:
-    """Return the error of a call that lost its worker too often, or for good (``slot`` is None then)."""
+def given_up(call: LiveCall, action: GiveUp, link: WorkerLink | None) -> WorkerLostError | CallTimeoutError:
+    """Return the error of a call that lost its worker too often, or for good (``link`` is None then)."""
     node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
-    log_path = slot.log_path if slot is not None else ""
-    if action.overran and slot is not None and slot.exit_report is not None:
-        return _overran(call, slot, slot.exit_report)
-    if call.together and slot is not None:
+    log_path = link.log_path if link is not None else ""
+    if action.overran and link is not None and link.exit_report is not None:
+        return _overran(call, link, link.exit_report)
+    if call.together and link is not None:
         message = (
             f"{_as_one_of_a_gang(call)} lost its worker on node {node}, worker {worker}: {action.reason}. "
             f"Its log on the node: {log_path}"
@@ -337,22 +546,22 @@ def given_up(call: LiveCall, action: GiveUp, slot: Slot | None) -> WorkerLostErr
     return WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)
 
 
-def _overran(call: LiveCall, slot: Slot, ended: WorkerExit) -> WorkerLostError | CallTimeoutError:
+def _overran(call: LiveCall, link: WorkerLink, ended: WorkerExit) -> WorkerLostError | CallTimeoutError:
     """Return the error of a call for whose limits its worker was ended."""
-    limits, place = call.parcel.limits or CallLimits(), f"node {slot.id.node}, worker {slot.id.worker}"
-    log = f" Its log on the node: {slot.log_path}"
-    where = {"node": slot.id.node, "worker": slot.id.worker}
+    limits, place = call.parcel.limits or CallLimits(), f"node {link.id.node}, worker {link.id.worker}"
+    log = f" Its log on the node: {link.log_path}"
+    where = {"node": link.id.node, "worker": link.id.worker}
     if ended.overran_memory:
         message = (
             f"{call.name} added more than its memory of {limits.memory_gib or 0:.3g} GiB to its worker's, on {place}, "
             f"and was ended with it. It is not run again; raise memory=, or have it take less.{log}"
         )
-        return WorkerLostError(message, reason=ended.ended_for, log_path=slot.log_path, **where)
+        return WorkerLostError(message, reason=ended.ended_for, log_path=link.log_path, **where)
     message = (
         f"{call.name} ran longer than its timeout of {limits.timeout_s or 0:g} s on {place}, and was ended with its "
         f"worker. It is not run again; raise timeout= if it may take longer.{log}"
     )
-    return CallTimeoutError(message, timeout_s=limits.timeout_s or 0.0, log_path=slot.log_path, **where)
+    return CallTimeoutError(message, timeout_s=limits.timeout_s or 0.0, log_path=link.log_path, **where)
 
 
 def _as_one_of_a_gang(call: LiveCall) -> str:

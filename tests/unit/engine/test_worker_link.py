@@ -1,26 +1,27 @@
-"""What a worker's slot sends ahead of calls."""
+"""What a link to a worker sends ahead of calls."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from skyward.engine.calls import LiveCall
-from skyward.engine.slots import Slot
-from skyward.shipping.parcels import PackedFunction, Parcel, Recent, Wrapped
-from skyward.shipping.sources import SentSources, SourceSet
+from skyward.engine.dispatch import WorkerId
+from skyward.engine.worker_link import WorkerLink
+from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
+from skyward.shipping.sources import SourceSet
 from skyward.wire.messages import ModuleSource, Payload, StoreSources, ToWorker
 
 MIB = 1 << 20
 
 
-class Lane:
-    """Lane that keeps what is pushed."""
+class FarSide(WorkerLink):
+    """Link that keeps what is pushed."""
 
     def __init__(self) -> None:
-        self.worker_id = SimpleNamespace(node=0, worker=0)
-        self.functions: Recent[str, bool] = Recent(64 * MIB)
-        self.sources = SentSources()
+        node: Any = None
+        owner: Any = None
+        tls: Any = None
+        super().__init__(WorkerId(0, 0), "", tls, owner, node)
         self.pushed: list[ToWorker] = []
 
     def push(self, item: ToWorker) -> None:
@@ -38,12 +39,11 @@ async def test_sources_of_many_projects_are_sent_in_items_that_a_message_can_car
     names = [f"project{number}{part}" for number in range(10, 20) for part in ("", ".a", ".b")]
     sources = SourceSet(sources=tuple(map(source, names)), number=1)
     function = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")), sources=sources)
-    lane: Any = Lane()
-    slot = Slot(lane, SimpleNamespace())  # type: ignore[arg-type]
+    link = FarSide()
     sink: Any = None
     for number in (1, 2):
         parcel = Parcel(label="f", function=function, data=b"x", retries=3)
-        slot.push([LiveCall(id=number, kind="f", parcel=parcel, sink=sink)])
-    items = [item for item in lane.pushed if isinstance(item, StoreSources)]
+        link.send_calls([LiveCall(id=number, kind="f", parcel=parcel, sink=sink)])
+    items = [item for item in link.pushed if isinstance(item, StoreSources)]
     assert [each.name for item in items for each in item.sources] == names
     assert max(item.nbytes for item in items) < 16 * MIB
