@@ -390,7 +390,7 @@ class Books:
                 losses = sum(isinstance(event, WorkerLost) for event in self.pool.events)
                 return "has nowhere left to run" in str(error) or losses > ticket.call.retries
             case PoolStateError():
-                return self.closed or not self.pool.elastic.wanted or not self.pool.cluster.members.places
+                return self.closed or not self.pool.elastic.wanted or not self.pool.scheduler.places
             case _:
                 return False
 

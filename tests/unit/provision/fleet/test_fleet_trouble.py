@@ -83,7 +83,7 @@ def test_a_worker_whose_answer_to_the_greeting_is_lost_is_a_new_one_all_the_same
         (ticket,) = pool.tickets
         assert ticket.future.result(0) == 0
         assert [worker.alive for worker in ticket.ran_on] == [False, True]
-        assert all(slot.alive for slot in pool.cluster.members.slots.values())
+        assert all(link.alive for link in pool.scheduler.links.values())
 
     live(story)
 
