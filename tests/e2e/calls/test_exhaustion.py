@@ -31,17 +31,17 @@ def pool() -> Iterator[sky.ComputePool]:
 
 def node_of(pool: sky.ComputePool) -> NodeHandle:
     assert pool._running is not None
-    assert pool._running._cluster is not None
-    (slot,) = pool._running._cluster.members.slots.values()
-    return slot.node.handle
+    assert pool._running._scheduler is not None
+    (link,) = pool._running._scheduler.links.values()
+    return link.node.handle
 
 
 def cut(pool: sky.ComputePool) -> None:
     """Reset the lane's connection."""
     assert pool._running is not None
-    assert pool._running._cluster is not None
-    (slot,) = pool._running._cluster.members.slots.values()
-    pool._running._loop.loop.call_soon_threadsafe(slot.lane.cut)
+    assert pool._running._scheduler is not None
+    (link,) = pool._running._scheduler.links.values()
+    pool._running._loop.loop.call_soon_threadsafe(link.cut)
 
 
 @contextmanager
