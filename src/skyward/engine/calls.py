@@ -157,7 +157,9 @@ class CallBatch:
         self.work: WorkCount | None = WorkCount()
         self.calls: Sequence[Any] = ()
         self.failed: int | None = None
-        self.expect(calls)
+        self.remaining = calls
+        self._outcomes: list[RawOutcome | None] = [None] * calls
+        self._over = not calls
         self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much to set and wait for
 
     def __len__(self) -> int:
@@ -165,9 +167,7 @@ class CallBatch:
 
     def expect(self, calls: int) -> None:
         """Set the number of calls, before the first is queued."""
-        self.remaining = calls
-        self._outcomes: list[RawOutcome | None] = [None] * calls
-        self._over = not calls
+        self.remaining, self._outcomes, self._over = calls, [None] * calls, not calls
 
     def begin(self) -> bool:
         """See :class:`OutcomeSink`."""

@@ -65,6 +65,7 @@ from skyward.wire.messages import (
     EmittedEvent,
     GangAddress,
     GangAddresses,
+    Item,
     Kind,
     LoggedRecord,
     MissingBlobs,
@@ -79,7 +80,6 @@ from skyward.wire.messages import (
     answered_calls,
     to_client,
 )
-from skyward.wire.session import Item
 
 __all__ = ["Scheduler"]
 

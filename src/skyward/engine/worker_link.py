@@ -36,11 +36,12 @@ from skyward.transport.access import LocalAccess
 from skyward.wire.connection import Connection
 from skyward.wire.control import WorkerExit
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.link import Link
+from skyward.wire.link import Link, Session
 from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import (
     CallHeader,
     ForgetFunctions,
+    Item,
     Payload,
     RunCalls,
     RunSpecialCall,
@@ -49,7 +50,6 @@ from skyward.wire.messages import (
     StoreSources,
     ToWorker,
 )
-from skyward.wire.session import Item, Session
 
 __all__ = [
     "AttachedNode",

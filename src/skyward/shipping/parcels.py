@@ -285,7 +285,12 @@ def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) 
 
 def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) -> Parcel:
     label = call.label or function.label
-    packed = _pack_arguments(call, label)
+    try:
+        packed = pack_arguments(call.args, call.kwargs, label)
+    except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
+        for name, value in (*enumerate(call.args), *call.kwargs.items()):
+            pack(value, what=f"argument {name!r} of {label}")
+        raise
     blobs = function.wrapped.blobs
     parcel = Parcel(
         label=label,
@@ -328,15 +333,6 @@ def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCa
         imports_absent=packed.imports_absent,
         complete=partial(known.complete, fn) if known.complete is not None else None,
     )
-
-
-def _pack_arguments(call: Invocation, label: str) -> Packed:
-    try:
-        return pack_arguments(call.args, call.kwargs, label)
-    except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
-        for name, value in (*enumerate(call.args), *call.kwargs.items()):
-            pack(value, what=f"argument {name!r} of {label}")
-        raise
 
 
 def _seal(packed: Packed, memo: ArgumentMemo) -> Wrapped:

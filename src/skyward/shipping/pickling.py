@@ -212,7 +212,7 @@ def _registered() -> set[str]:
 
 def naming_state() -> tuple[object, ...]:
     """Return a value that changes when other objects than before may be pickled by name."""
-    return len(sys.modules), _registered()
+    return len(sys.modules), cast("set[str]", cloudpickle.list_registry_pickle_by_value())
 
 
 def unpack(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from skyward.wire.log_pieces import LogPiece
-from skyward.wire.session import Item
 
 __all__ = [
     "CallHeader",
@@ -23,6 +22,7 @@ __all__ = [
     "ForgetFunctions",
     "GangAddress",
     "GangAddresses",
+    "Item",
     "Kind",
     "LaneItem",
     "LoggedRecord",
@@ -48,6 +48,9 @@ __all__ = [
     "to_client",
     "to_worker",
 ]
+
+Item = Sequence[Any]
+"""Element of a lane's stream: a list that msgpack can encode; it begins with a :class:`Kind`."""
 
 _HEAD_BYTES = 64
 """Approximate size of an item besides its pickles."""
@@ -96,6 +99,16 @@ class Kind(enum.IntEnum):
     """To the client: :class:`LoggedRecord`."""
 
 
+class WirePart:
+    """Record inside an item: a list of its fields on the wire."""
+
+    __slots__ = ()
+
+    def to_wire(self) -> list[Any]:
+        """Return the list for msgpack."""
+        return [getattr(self, name) for name in self.__slots__]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSource:
     """Source of a module.
@@ -122,8 +135,8 @@ class ModuleSource:
         return self.is_package and not self.text and not self.origin.endswith(".py")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedError:
+@dataclass(frozen=True, slots=True)
+class PackedError(WirePart):
     """Pickled exception of a worker.
 
     Attributes:
@@ -139,8 +152,8 @@ class PackedError:
     pickled: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payload:
+@dataclass(frozen=True, slots=True)
+class Payload(WirePart):
     """A pickle on the wire: inline, or as blobs where it is large.
 
     Attributes:
@@ -158,18 +171,15 @@ class Payload:
         """Ids of all blobs of the payload."""
         return (self.data_blob, *self.buffer_blobs) if self.data_blob else self.buffer_blobs
 
-    def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        return [self.data, self.data_blob, self.buffer_blobs]
-
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> Payload:
         """Return the payload in a list from msgpack."""
-        return cls(data=wire[0], data_blob=wire[1], buffer_blobs=tuple(wire[2]))
+        data, data_blob, buffer_blobs = wire
+        return cls(data, data_blob, tuple(buffer_blobs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallHeader:
+@dataclass(frozen=True, slots=True)
+class CallHeader(WirePart):
     """Facts about one call for :class:`~skyward.distributed.runtime.CallContext`, and its limits.
 
     Attributes:
@@ -190,31 +200,9 @@ class CallHeader:
     timeout_s: float = 0.0
     memory_bytes: int = 0
 
-    def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        place = [self.world, self.rank, self.seed, self.head_port, self.nodes, self.local_rank]
-        return [*place, self.gang, self.trace, self.timeout_s, self.memory_bytes]
 
-    @classmethod
-    def from_wire(cls, wire: Sequence[Any]) -> CallHeader:
-        """Return the header in a list from msgpack."""
-        world, rank, seed, head_port, nodes, local_rank, gang, trace, timeout_s, memory_bytes = wire
-        return cls(
-            world=world,
-            rank=rank,
-            seed=seed,
-            head_port=head_port,
-            nodes=nodes,
-            local_rank=local_rank,
-            gang=gang,
-            trace=trace,
-            timeout_s=timeout_s,
-            memory_bytes=memory_bytes,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+@dataclass(frozen=True, slots=True)
+class Outcome(WirePart):
     """The end of a call.
 
     Attributes:
@@ -232,19 +220,13 @@ class Outcome:
 
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
-        error = self.error
-        wire = error and [error.type_name, error.message, error.traceback, error.pickled]
-        return [self.seconds, self.data, self.part_bytes, wire]
+        return [self.seconds, self.data, self.part_bytes, self.error and self.error.to_wire()]
 
     @classmethod
     def from_wire(cls, wire: Sequence[Any]) -> Outcome:
         """Return the outcome in a list from msgpack."""
         seconds, data, part_bytes, error = wire
-        packed = None
-        if error:
-            type_name, message, traceback, pickled = error
-            packed = PackedError(type_name=type_name, message=message, traceback=traceback, pickled=pickled)
-        return cls(seconds=seconds, data=data, part_bytes=tuple(part_bytes), error=packed)
+        return cls(seconds, data, tuple(part_bytes), PackedError(*error) if error else None)
 
 
 class LaneItem:
@@ -260,7 +242,8 @@ class LaneItem:
 
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
-        return [self.KIND, *(getattr(self, name) for name in self.__slots__)]
+        values = [getattr(self, name) for name in self.__slots__]
+        return [self.KIND, *(value.to_wire() if isinstance(value, WirePart) else value for value in values)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +260,6 @@ class StoreFunction(LaneItem):
     def nbytes(self) -> int:
         """Approximate size of the item on the wire, in bytes."""
         return len(self.payload.data) + _HEAD_BYTES
-
-    def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        return [Kind.FUNCTION, self.function_id, self.payload.to_wire(), self.label]
 
     @classmethod
     def from_wire(cls, function_id: str, payload: Sequence[Any], label: str) -> StoreFunction:
@@ -382,16 +361,11 @@ class RunSpecialCall(LaneItem):
         """Approximate size of the item on the wire, in bytes."""
         return len(self.payload.data) + 2 * _HEAD_BYTES
 
-    def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        place = [self.function_id, self.position, self.final, self.call_id]
-        return [Kind.SPECIAL, *place, self.payload.to_wire(), self.header.to_wire()]
-
     @classmethod
     def from_wire(cls, *fields: Any) -> RunSpecialCall:
         """Return the record of a list's fields."""
         *plain, payload, header = fields
-        return cls(*plain, payload=Payload.from_wire(payload), header=CallHeader.from_wire(header))
+        return cls(*plain, payload=Payload.from_wire(payload), header=CallHeader(*header))
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,10 +435,6 @@ class CallResult(LaneItem):
     def nbytes(self) -> int:
         """Approximate size of the item on the wire, in bytes."""
         return len(self.outcome.data) + _HEAD_BYTES
-
-    def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        return [Kind.RESULT, self.call_id, self.outcome.to_wire()]
 
     @classmethod
     def from_wire(cls, call_id: int, outcome: Sequence[Any]) -> CallResult:

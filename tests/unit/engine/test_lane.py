@@ -23,8 +23,8 @@ from skyward.engine.worker_link import WorkerLink
 from skyward.node.worker.lane_server import LaneServer
 from skyward.wire.connection import Connection
 from skyward.wire.frames import client_context, server_context
-from skyward.wire.link import Link
-from skyward.wire.session import Item, Session
+from skyward.wire.link import Link, Session
+from skyward.wire.messages import Item
 
 
 class Owner:

@@ -17,9 +17,8 @@ from skyward._concurrency.waiting import wait_until
 from skyward.engine.certificates import issue
 from skyward.wire.connection import Connection, MessageError
 from skyward.wire.frames import TlsIdentity, client_context, server_context
-from skyward.wire.link import Link
+from skyward.wire.link import BrokenSessionError, Link, Session
 from skyward.wire.messages import Kind
-from skyward.wire.session import BrokenSessionError, Session
 
 
 @pytest.fixture(scope="module")

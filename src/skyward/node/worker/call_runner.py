@@ -31,6 +31,7 @@ from skyward.node.worker.trace_context import trace_context
 from skyward.shipping.definitions import enter_main
 from skyward.shipping.pickling import LARGE_BYTES, Packed, pack_error, pack_result, text_of, unpack_call_with_main
 from skyward.shipping.received import take_sources
+from skyward.wire.link import CHUNK_BYTES
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
@@ -46,7 +47,6 @@ from skyward.wire.messages import (
     SpentProcess,
     ToClient,
 )
-from skyward.wire.session import CHUNK_BYTES
 
 __all__ = ["CallRunner", "Outlet", "ReceivedCall", "ReceivedSources", "SentFunction"]
 

@@ -29,13 +29,14 @@ from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.output import CallOutput
 from skyward.wire.connection import Connection
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.link import Link
+from skyward.wire.link import Link, Session
 from skyward.wire.listening import Listener
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
     CancelCalls,
     ForgetFunctions,
     GangAddresses,
+    Item,
     LoggedRecord,
     PrintedLines,
     RevokeCalls,
@@ -48,7 +49,6 @@ from skyward.wire.messages import (
     ToClient,
     to_worker,
 )
-from skyward.wire.session import Item, Session
 
 __all__ = ["LaneServer"]
 
