@@ -167,7 +167,8 @@ class CallBatch:
 
     def expect(self, calls: int) -> None:
         """Set the number of calls, before the first is queued."""
-        self.remaining, self._outcomes, self._over = calls, [None] * calls, not calls
+        self.remaining, self._over = calls, not calls
+        self._outcomes = [None] * calls
 
     def begin(self) -> bool:
         """See :class:`OutcomeSink`."""

@@ -13,8 +13,7 @@ from typing import Any
 
 from skyward._concurrency.exits import uninterrupted
 from skyward._concurrency.loop import LoopThread
-from skyward._concurrency.recurring import keep
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, keep
 from skyward.engine.calls import CallBatch, CallObserver, RemoteFuture
 from skyward.engine.certificates import issue
 from skyward.engine.dask_works import DaskWorks

@@ -47,9 +47,8 @@ from skyward.engine.worker_link import (
 )
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events import Callback, Error, LogLine, Progress, WorkerLost, WorkerReplaced, current_callbacks
-from skyward.events.bus import EventBus
-from skyward.events.courier import Courier
-from skyward.events.records import handle_record
+from skyward.events.bus import Courier, EventBus
+from skyward.events.lines import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
 from skyward.events.works import CALL_CANCELLED, WorkCount
 from skyward.provision.fleet.topology import separation

@@ -19,9 +19,8 @@ from itertools import groupby
 from signal import SIGTERM
 from typing import Protocol
 
-from skyward._concurrency.forking import keep_from_forks
-from skyward._concurrency.recurring import keep
-from skyward._concurrency.waiting import SYSTEM_CLOCK, SystemClock, wait_until
+from skyward._concurrency.descriptors import keep_from_forks
+from skyward._concurrency.waiting import SYSTEM_CLOCK, SystemClock, keep, wait_until
 from skyward.engine.calls import LiveCall, RawOutcome
 from skyward.engine.dispatch import GiveUp, WorkerId
 from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
@@ -32,7 +31,6 @@ from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
 from skyward.shipping.parcels import PackedFunction, Recent
 from skyward.shipping.sources import SentSources, SourceSet
 from skyward.submission import CallLimits
-from skyward.transport.access import LocalAccess
 from skyward.wire.connection import Connection
 from skyward.wire.control import WorkerExit
 from skyward.wire.limits import HANDSHAKE_S

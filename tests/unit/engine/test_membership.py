@@ -20,7 +20,7 @@ from skyward.engine.worker_link import WorkerLink, out_of_reach
 from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.shipping.blobs import Blob
-from skyward.transport.access import LocalAccess
+from skyward.transport.local import LocalAccess
 from skyward.wire.control import WorkerExit, WorkerStale
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
