@@ -44,6 +44,7 @@ __all__ = [
     "StoreSources",
     "ToClient",
     "ToWorker",
+    "WirePart",
     "answered_calls",
     "to_client",
     "to_worker",
