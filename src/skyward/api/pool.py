@@ -39,7 +39,7 @@ from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks,
 from skyward.events.bus import EventBus
 from skyward.events.lines import KeptLines
 from skyward.providers.base import Provider, checked_provider
-from skyward.provision.buying.pool_folder import PoolFolder
+from skyward.provision.buying.ownership import PoolFolder
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import checked_patterns
 from skyward.request.image import Image

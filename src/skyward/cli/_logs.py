@@ -22,7 +22,7 @@ from skyward.errors import SkywardError
 from skyward.events import LogLine
 from skyward.events.lines import KeptReader, lines_backwards
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.buying.pool_folder import is_in_use, known_folders
+from skyward.provision.buying.ownership import is_in_use, known_folders
 from skyward.provision.preparing.node_logs import LogFile, NodeLogs, kept_files, open_logs
 from skyward.wire.terminal import cleaned, harmless
 

@@ -34,10 +34,8 @@ from skyward.events.snapshot import PoolSnapshot
 from skyward.providers.base import InstanceState
 from skyward.providers.registry import provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.buying.owner import Owner
-from skyward.provision.buying.pool_folder import is_in_use, known_folders
-from skyward.provision.buying.presence import Presence, look_up
-from skyward.provision.buying.sweep import Left, Sweep, SweepReport, Swept, Unknown, settings_text
+from skyward.provision.buying.ownership import Owner, is_in_use, known_folders
+from skyward.provision.buying.sweep import Left, Presence, Sweep, SweepReport, Swept, Unknown, look_up, settings_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

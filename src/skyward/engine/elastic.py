@@ -14,7 +14,7 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.engine.scheduler import Scheduler
 from skyward.errors import ConfigurationError, FetchError, PoolStateError
 from skyward.events import Notice, SkywardEvent
-from skyward.provision.buying.price import charged_price
+from skyward.provision.buying.cost import charged_price
 from skyward.provision.fleet.fleet import Fleet, NodeState
 from skyward.provision.fleet.outputs import fetch_files, joined
 from skyward.provision.fleet.topology import HEAD, dask_out_of_reach

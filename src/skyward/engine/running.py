@@ -38,10 +38,9 @@ from skyward.events import (
 from skyward.events.bus import EventBus
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.providers.base import Provider
-from skyward.provision.buying.budget import Budget
-from skyward.provision.buying.cost import CostReport
+from skyward.provision.buying.cost import Budget, CostReport
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.buying.opening_sweep import OpeningSweep
+from skyward.provision.buying.sweep import OpeningSweep
 from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle, open_node
 from skyward.request.request import PoolRequest

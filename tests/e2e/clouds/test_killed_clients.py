@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.buying.opening_sweep import OpeningSweep
+from skyward.provision.buying.sweep import OpeningSweep
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.vendors import BOOTED, EACH_KIND, PATH, PROMPT, VENDORS, Vendor, opened

@@ -21,7 +21,7 @@ import os, select, socket, tempfile
 from pathlib import Path
 import skyward, skyward.api.pool, skyward_dask
 from skyward._concurrency import linux_parts
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
 from skyward.wire.frames import client_context
 from skyward.engine.certificates import issue
 

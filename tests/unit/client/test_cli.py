@@ -27,7 +27,7 @@ from skyward.cli._setup import _requirement
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.local import Local
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
 from skyward.provision.mirroring.installed import Distribution, Origin
 from skyward.provision.mirroring.wheels import local_wheel
 from skyward.request.request import parse_request

@@ -22,7 +22,7 @@ from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.registry import provider_settings
 from skyward.provision.buying import termination
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 

@@ -19,7 +19,7 @@ from skyward.cli import main
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.providers.registry import provider_settings
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
 from skyward.request.request import parse_request
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.vendors import EACH_KIND, PROMPT, Vendor, opened

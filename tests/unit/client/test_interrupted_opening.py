@@ -18,7 +18,7 @@ import skyward as sky
 from skyward.engine.running import RunningPool
 from skyward.errors import CapacityError
 from skyward.providers.base import Offer
-from skyward.provision.buying import pool_folder
+from skyward.provision.buying import ownership as pool_folder
 from skyward.request.request import PoolRequest
 from skyward.testing.provider import FakeProvider
 

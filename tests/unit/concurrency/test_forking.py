@@ -15,7 +15,7 @@ from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.loop import acquire_loop
 from skyward.api.watching import read_snapshot, serve_snapshots
 from skyward.events.snapshot import PoolSnapshot
-from skyward.provision.buying.pool_folder import PoolFolder, is_in_use
+from skyward.provision.buying.ownership import PoolFolder, is_in_use
 from skyward.transport.ssh_config import SSHTarget
 from skyward.transport.ssh_connection import SSHConnections
 from skyward.transport.ssh_login import dial_command, dial_tcp

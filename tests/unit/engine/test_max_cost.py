@@ -18,9 +18,8 @@ from skyward.engine.running import Spending
 from skyward.errors import BudgetError, ConfigurationError, PoolStateError
 from skyward.events import CostFinal, CostUpdate, Error, PoolStopped, SkywardEvent
 from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.provision.buying.budget import ENDING_S, Budget
 from skyward.provision.buying.choose import Batch
-from skyward.provision.buying.cost import CostReport, Usage
+from skyward.provision.buying.cost import ENDING_S, Budget, CostReport, Usage
 from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest

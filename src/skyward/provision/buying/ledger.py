@@ -16,9 +16,8 @@ import platformdirs
 
 from skyward.errors import LedgerError, PoolStateError
 from skyward.providers.base import Instance
-from skyward.provision.buying.cost import charge
-from skyward.provision.buying.owner import Owner
-from skyward.provision.buying.price import charged_price
+from skyward.provision.buying.cost import charge, charged_price
+from skyward.provision.buying.ownership import Owner
 
 __all__ = ["Ledger", "LedgerEntry", "Purchase"]
 

@@ -1,4 +1,4 @@
-"""End of machines that other processes left behind, found by ledger entries and providers' tags."""
+"""Machines that other processes left behind, found by ledger entries and tags: their end, and their presence."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import SkywardError
+from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
@@ -21,13 +22,17 @@ from skyward.provision.buying.termination import end_instances
 __all__ = [
     "Left",
     "MakeProvider",
+    "OpeningSweep",
     "Place",
+    "Presence",
     "Sweep",
     "SweepReport",
     "Swept",
     "Unknown",
     "attributed",
     "by_place",
+    "look_up",
+    "notes_on_sweep",
     "reason_of",
     "settings_text",
     "unaccounted",
@@ -415,3 +420,178 @@ def attributed(provider: str, reason: str) -> str:
     """Return a reason with the provider's name in front, unless it begins with that, or with the name and a region."""
     named = re.match(rf"{re.escape(provider)}( [\w-]+)?:", reason, re.IGNORECASE)
     return reason if named else f"{provider}: {reason}"
+
+
+_LIMIT_S = 15.0
+# A provider's records may miss a machine for so long after its launch, and still have it for so long after its end.
+_LISTED_S = 300.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Presence:
+    """Answers of providers.
+
+    Attributes:
+        states: states of the machines of open entries, by ledger key; one without an answer is absent.
+        unknown: machines with Skyward's tag that no open entry accounts for, of providers whose lists were requested.
+        silent: reasons for which providers gave no answer.
+    """
+
+    states: dict[str, InstanceState] = field(default_factory=dict[str, InstanceState])
+    unknown: list[Unknown] = field(default_factory=list[Unknown])
+    silent: list[str] = field(default_factory=list[str])
+
+
+async def look_up(
+    ledger: Ledger,
+    entries: Iterable[LedgerEntry],
+    *,
+    listed: Collection[Place] = (),
+    make: MakeProvider = make_provider,
+    limit_s: float = _LIMIT_S,
+) -> Presence:
+    """Request the state of every machine with an open entry, from all providers at once; ends none.
+
+    The ends of machines that are gone are recorded in the ledger. Their entries stay open: a sweep closes them.
+
+    Args:
+        ledger: the record of the machines.
+        entries: its entries.
+        listed: providers whose tagged machines are listed as well.
+        make: maker of providers.
+        limit_s: limit of each provider's answer.
+
+    Raises :class:`~skyward.errors.LedgerError`.
+    """
+    places = by_place(entry for entry in entries if entry.closed_at is None)
+    for place in listed:
+        places.setdefault(place, [])
+    answers = await asyncio.gather(
+        *(_answer(place, known, place in listed, make, limit_s) for place, known in places.items())
+    )
+    presence = Presence(silent=[each for each in answers if isinstance(each, str)])
+    found = [(name, each) for (name, _), each in zip(places, answers, strict=True) if not isinstance(each, str)]
+    ours, now = {entry.key: entry for known in places.values() for entry in known}, time.time()
+    ends: dict[str, float | None] = {}
+    for machine in (each for _, machines in found for each in machines):
+        entry = ours.get(machine.key)
+        if entry is None or entry.instance_id not in {None, machine.id}:
+            continue
+        presence.states[entry.key] = machine.state
+        if machine.state is not InstanceState.GONE:
+            ends[entry.key] = None
+        elif machine.ended_at is not None or now - entry.created_at > _LISTED_S:
+            ends[entry.key] = machine.ended_at or now
+    await asyncio.to_thread(ledger.note_presence, ends)
+    entries = await asyncio.to_thread(ledger.entries)
+    just_ended = {each.key for each in entries if each.closed_at is not None and now - each.closed_at < _LISTED_S}
+    presence.unknown = [
+        Unknown(provider=name, instance_id=each.id, key=each.key)
+        for name, machines in found
+        for each in unaccounted(name, machines, entries)
+        if each.state is not InstanceState.GONE and each.key not in just_ended
+    ]
+    return presence
+
+
+async def _answer(
+    place: Place,
+    entries: Sequence[LedgerEntry],
+    lists: bool,  # noqa: FBT001 - passed on
+    make: MakeProvider,
+    limit_s: float,
+) -> Sequence[Instance] | str:
+    """Return a provider's records, or the reason for which there are none."""
+    name, settings = place
+    try:
+        async with asyncio.timeout(limit_s):
+            provider = make(name, json.loads(settings))
+            try:
+                return await _records(provider, entries, lists=lists)
+            finally:
+                await provider.close()
+    except TimeoutError:
+        return f"{name}: no answer within {limit_s:g} s"
+    except Exception as error:
+        _logger.debug("no records of %s", name, exc_info=True)
+        return attributed(name, reason_of(error))
+
+
+async def _records(provider: Provider, entries: Sequence[LedgerEntry], *, lists: bool) -> Sequence[Instance]:
+    """Return the records of these entries' machines; with ``lists`` also of the others with Skyward's tag."""
+    lost = {entry.key for entry in entries if entry.instance_id is None}
+    named = {entry.instance_id: entry.key for entry in entries if entry.instance_id is not None}
+    found: dict[str, Instance] = {}
+    if provider.supports("tagged") and (lists or lost):
+        found = {each.id: each for each in await provider.tagged() if lists or each.key in lost}
+    if named:
+        found |= {each.id: replace(each, key=named[each.id]) for each in await provider.describe(list(named))}
+    return [*found.values()]
+
+
+_SETTLE_S = 30.0
+_ADVICE = "they may cost money: run `skyward sweep`"
+
+
+class OpeningSweep:
+    """One sweep in the background, of the machines at a provider that only a sweep ends. Belongs to the event loop.
+
+    Machines of living owners and of other computers stay. Nothing is asked of the provider where the ledger has no such
+    machine of a dead owner. Errors are notices.
+
+    Args:
+        provider: the opening pool's provider.
+        ledger: the record of the machines.
+        publish: receives notices of what was ended; must not block.
+    """
+
+    def __init__(self, provider: Provider, ledger: Ledger, *, publish: Callable[[SkywardEvent], None]) -> None:
+        self._provider = provider
+        self._ledger = ledger
+        self._publish = publish
+        self._running: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin to sweep; does nothing for machines that the user already has."""
+        if not self._provider.own_machines:
+            self._running = asyncio.ensure_future(self._run())
+
+    async def settle(self) -> None:
+        """Wait up to 30 s for the sweep to end, then cancel it; its remaining entries stay open for the next one."""
+        if self._running is not None:
+            await asyncio.wait((self._running,), timeout=_SETTLE_S)
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _run(self) -> None:
+        name = self._provider.name
+        try:
+            entrusted = self._provider.supports("secret")
+            entries = await asyncio.to_thread(self._ledger.billed_entries, name, entrusted=entrusted)
+            if not entries:
+                return
+            report = await Sweep(self._ledger, own=self._provider).end_dead(entries)
+            notes = notes_on_sweep(name, report, time.time())
+        except Exception as error:
+            _logger.debug("the sweep of %s failed", name, exc_info=True)
+            notes = [f"could not look for machines that programs left at {name} when they died: {error}; {_ADVICE}"]
+        for note in notes:
+            self._publish(Notice(note))
+
+
+def notes_on_sweep(provider: str, report: SweepReport, now: float) -> Sequence[str]:
+    """Return remarks on machines that were ended, with their cost until ``now`` (Unix time), and on those left."""
+    notes: list[str] = []
+    if report.ended:
+        ended = ", ".join(f"{each.instance_id} ({_described(each.entry, now)})" for each in report.ended)
+        notes.append(f"ended machines that programs had left at {provider} when they died: {ended}")
+    if report.left:
+        left = "; ".join(f"{each.entry.instance_id or each.entry.key}: {each.reason}" for each in report.left)
+        notes.append(f"could not end machines that programs had left at {provider} when they died: {left}; {_ADVICE}")
+    return notes
+
+
+def _described(entry: LedgerEntry, now: float) -> str:
+    bought = entry.purchase
+    cost = "its price is not known" if bought.price_per_hour is None else f"it cost about ${entry.cost(now):.2f}"
+    return f"{bought.machine} of pool {bought.pool_id}, {cost}"

@@ -23,10 +23,10 @@ from skyward.errors import (
 )
 from skyward.events import Error, InstancePreempted, Notice, SkywardEvent
 from skyward.providers.base import Provider
+from skyward.provision.buying.choose import UnfitMachineError
 from skyward.provision.buying.cost import CostReport
 from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.sweep import reason_of
-from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.fleet.node_setup import NodeSetup, OpenNode
 from skyward.provision.fleet.topology import HEAD, dask_out_of_reach, joins, separation

@@ -27,14 +27,10 @@ from skyward.events import (
 )
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.providers.registry import provider_settings
-from skyward.provision.buying.budget import Budget, expected_usages
-from skyward.provision.buying.choose import Batch, choose, notes_on_purchase
-from skyward.provision.buying.cost import Usage
-from skyward.provision.buying.forecast import Consent, Forecast
+from skyward.provision.buying.choose import Attempt, Batch, UnfitMachineError, UnfitMachines, choose, notes_on_purchase
+from skyward.provision.buying.cost import Budget, Consent, Forecast, PriceLimit, Usage, expected_usages, notes_on_bill
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.price import PriceLimit, notes_on_bill
 from skyward.provision.buying.termination import end_instances
-from skyward.provision.buying.unfit import Attempt, UnfitMachineError, UnfitMachines
 from skyward.provision.fleet.outputs import Outputs
 from skyward.provision.fleet.topology import connected, note_on_gangs
 from skyward.provision.preparing.delivery import Grants

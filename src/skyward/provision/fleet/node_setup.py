@@ -21,8 +21,8 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.providers.base import Instance, InstanceState, Provider
-from skyward.provision.buying.price import charged_price
-from skyward.provision.buying.unfit import UnfitMachineError, blamed
+from skyward.provision.buying.choose import UnfitMachineError, blamed
+from skyward.provision.buying.cost import charged_price
 from skyward.provision.fleet.machines import OVER, Machine, Machines, SharedLooks
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, NodeLoss, unless_gone
 from skyward.request.instance import InstanceSpec

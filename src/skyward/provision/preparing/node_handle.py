@@ -14,7 +14,7 @@ from typing import Any
 from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
 from skyward.providers.base import Instance
-from skyward.provision.buying.unfit import UnfitMachineError
+from skyward.provision.buying.choose import UnfitMachineError
 from skyward.provision.preparing.bootstrap import Environment, bootstrap
 from skyward.provision.preparing.commands import let_in
 from skyward.provision.preparing.control_client import ControlClient

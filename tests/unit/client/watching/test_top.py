@@ -17,7 +17,7 @@ from skyward.api.watching import read_snapshot, serve_snapshots
 from skyward.cli import main
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.pool_folder import PoolFolder
+from skyward.provision.buying.ownership import PoolFolder
 
 BUSY = WorkerSnapshot(worker=0, state="running", call="train#3", seconds=4.25)
 SNAPSHOT = PoolSnapshot(

@@ -20,7 +20,7 @@ from skyward.providers.aws.api import Api, Credentials, is_lost
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import LaunchOrder
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
 from skyward.provision.buying.sweep import Sweep
 from skyward.provision.fleet.machines import Machines
 from skyward.request.request import parse_request

@@ -16,7 +16,7 @@ from skyward.errors import BudgetError, ConfigurationError
 from skyward.events import InstanceLaunching
 from skyward.providers.base import Offer
 from skyward.provision.buying.choose import Batch
-from skyward.provision.buying.forecast import CONFIRM_ABOVE, Consent, Forecast, ask_on_terminal, limit_of
+from skyward.provision.buying.cost import CONFIRM_ABOVE, Consent, Forecast, ask_on_terminal, limit_of
 from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider

@@ -19,7 +19,7 @@ from skyward.errors import LedgerError, PoolStateError
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.provision.buying import ledger as ledger_module
 from skyward.provision.buying.ledger import Ledger, LedgerEntry, Purchase
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
 from skyward.request.instance import InstanceSpec
 
 PURCHASE = Purchase(
@@ -251,7 +251,7 @@ def test_an_owner_lives_as_long_as_its_process_and_no_longer() -> None:
 
 
 def started_of(pid: int) -> str:
-    code = "import os, sys; from skyward.provision.buying.owner import _started; print(_started(int(sys.argv[1])))"
+    code = "import os, sys; from skyward.provision.buying.ownership import _started; print(_started(int(sys.argv[1])))"
     return subprocess.run(
         [sys.executable, "-c", code, str(pid)], capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -19,7 +19,7 @@ from skyward.providers.local import Local
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.providers.ssh import SSH
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
 from skyward.provision.buying.sweep import Sweep
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider

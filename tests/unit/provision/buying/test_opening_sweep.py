@@ -14,10 +14,10 @@ import skyward as sky
 from skyward.errors import CapacityError, TerminationError
 from skyward.events import Notice, SkywardEvent
 from skyward.providers.base import Instance, LaunchOrder, MachineSecret, Offer
-from skyward.provision.buying import opening_sweep
+from skyward.provision.buying import sweep as opening_sweep
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.opening_sweep import OpeningSweep
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
+from skyward.provision.buying.sweep import OpeningSweep
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
 

@@ -14,9 +14,8 @@ from skyward.errors import CapacityError, ConfigurationError
 from skyward.events import Notice
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.provision.buying.choose import Batch
-from skyward.provision.buying.cost import Usage
+from skyward.provision.buying.cost import PriceLimit, Usage, charged_price, notes_on_bill
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.buying.price import PriceLimit, charged_price, notes_on_bill
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.testing.provider import FakeProvider

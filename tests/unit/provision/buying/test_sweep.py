@@ -15,7 +15,7 @@ from skyward.errors import AuthenticationError, ConfigurationError, PoolStateErr
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.provision.buying import termination
 from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.owner import Owner
+from skyward.provision.buying.ownership import Owner
 from skyward.provision.buying.sweep import Sweep, SweepReport, attributed
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider, Fate

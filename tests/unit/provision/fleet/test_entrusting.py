@@ -14,9 +14,9 @@ import pytest
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.errors import CapacityError, UnreachableError
 from skyward.providers.base import Instance, MachineSecret
+from skyward.provision.buying.choose import UnfitMachineError
 from skyward.provision.buying.cost import Usage
 from skyward.provision.buying.ledger import Ledger
-from skyward.provision.buying.unfit import UnfitMachineError
 from skyward.provision.fleet.machines import Machine
 from skyward.provision.fleet.node_setup import MachineSecrets
 from skyward.testing.provider import FakeProvider

@@ -16,7 +16,7 @@ import pytest
 from skyward.errors import BootstrapError, HostKeyError, RateLimitError, UnreachableError
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
-from skyward.provision.buying.unfit import UnfitMachineError
+from skyward.provision.buying.choose import UnfitMachineError
 from skyward.provision.fleet.machines import SharedLooks
 from skyward.provision.fleet.node_setup import MachineStatus
 from skyward.provision.preparing import node_handle as nodes

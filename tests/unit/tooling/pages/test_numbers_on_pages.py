@@ -10,7 +10,8 @@ import pytest
 import skyward as sky
 from skyward.distributed import _gang
 from skyward.providers import local
-from skyward.provision.buying import ledger, pool_folder
+from skyward.provision.buying import ledger
+from skyward.provision.buying import ownership as pool_folder
 from skyward.provision.preparing import kept_logs
 
 DOCS = Path(__file__).parents[4] / "docs"
