@@ -82,7 +82,7 @@ def _is_satisfied(image: Image) -> bool:
 
 def _refuse_lack(request: PoolRequest, names: Sequence[Mapping[str, object]], report: Callable[[str], None]) -> None:
     """Raise if no function could run; report those that could not."""
-    from skyward.provision.mirroring.missing import lack_of
+    from skyward.provision.mirroring.image_mirror import lack_of
 
     functions = dict(_functions(names))
     lacking = {name: lack for name, function in functions.items() if (lack := lack_of(function, request.image)).needed}

@@ -305,7 +305,7 @@ class RunningPool:
     def _complete(self, function: Callable[..., Any], error: ModuleNotFoundError) -> ModuleNotFoundError:
         """Return a node's error with all packages that the function needs and the image lacks."""
         # Here, as it reads metadata: nothing else of an open pool does.
-        from skyward.provision.mirroring.missing import with_all_missing
+        from skyward.provision.mirroring.image_mirror import with_all_missing
 
         return with_all_missing(error, function, self._request.image)
 

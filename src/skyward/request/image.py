@@ -228,7 +228,7 @@ class Image:
         Args:
             ttl: seconds until the machine shuts itself down, armed before anything else; 0 arms nothing.
         """
-        from skyward.provision.preparing.bootstrap_script import DEFAULT_ROOT, render_bootstrap
+        from skyward.provision.preparing.bootstrap import DEFAULT_ROOT, render_bootstrap
         from skyward.provision.preparing.distribution import engine_pins, own_wheel
 
         ttl_s = whole_number("ttl", ttl, minimum=0)

@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from skyward._concurrency.waiting import wait_until
-from skyward.provision.preparing.bootstrap import bootstrap
-from skyward.provision.preparing.bootstrap_script import quote
+from skyward.provision.preparing.bootstrap import bootstrap, quote
 from skyward.request.image import Image
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.transport.ssh import SshTransport

@@ -28,8 +28,8 @@ from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.local import Local
 from skyward.provision.buying.ledger import Ledger, Purchase
 from skyward.provision.buying.ownership import Owner
+from skyward.provision.mirroring.indexes import local_wheel
 from skyward.provision.mirroring.installed import Distribution, Origin
-from skyward.provision.mirroring.wheels import local_wheel
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, find_openssh, write_known_hosts
 from skyward.transport.local import LocalAccess

@@ -18,8 +18,7 @@ import pytest
 
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing import bootstrap as module
-from skyward.provision.preparing.bootstrap import Environment, bootstrap
-from skyward.provision.preparing.bootstrap_script import quote
+from skyward.provision.preparing.bootstrap import Environment, bootstrap, quote
 from skyward.provision.preparing.distribution import OwnWheel
 from skyward.request.image import Image
 from skyward.transport.access import Completed

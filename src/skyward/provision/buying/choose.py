@@ -178,6 +178,8 @@ def _counted(nodes: int) -> str:
     return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
+# --- unfit machines -------------------------------------------------------------------------------------------------
+
 _CENT = 0.01
 _MACHINES = 3
 _WITH_PREEMPTED = 10

@@ -158,6 +158,8 @@ class CostReport:
         )
 
 
+# --- the limit of a pool's cost -------------------------------------------------------------------------------------
+
 ENDING_S = 60.0
 """Seconds allowed for ending a pool's machines and confirming it."""
 _ALONE_S = 30.0
@@ -269,6 +271,8 @@ def _least(offer: Offer, nodes: int) -> float:
     """Return the least cost of so many machines, in USD, even if they are ended at once."""
     return nodes * Usage.of(offer, 0.0).cost(ENDING_S)
 
+
+# --- the price of single machines -----------------------------------------------------------------------------------
 
 _NOTICED = 1.01
 """A charged price of up to so many times the offered one is no news: vendors round."""
@@ -386,6 +390,8 @@ def _no_price(offer: Offer, provider: str) -> ConfigurationError:
 def _dollars(price: float) -> str:
     return f"${price:.4g} an hour"
 
+
+# --- the most that machines can cost, and the consent to it ---------------------------------------------------------
 
 CONFIRM_ABOVE = "SKYWARD_CONFIRM_ABOVE"
 """Environment variable: USD above which a pool is opened only after a confirmation."""

@@ -96,6 +96,8 @@ def _started(pid: int) -> str | None:
         return None
 
 
+# --- folders of pools -----------------------------------------------------------------------------------------------
+
 KEPT_POOLS: Final = 50
 KEPT_BYTES: Final = 1 << 30
 """Bounds of the folders of closed pools; the newest are kept."""

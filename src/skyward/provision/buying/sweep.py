@@ -422,6 +422,8 @@ def attributed(provider: str, reason: str) -> str:
     return reason if named else f"{provider}: {reason}"
 
 
+# --- presence of recorded machines ----------------------------------------------------------------------------------
+
 _LIMIT_S = 15.0
 # A provider's records may miss a machine for so long after its launch, and still have it for so long after its end.
 _LISTED_S = 300.0
@@ -528,6 +530,8 @@ async def _records(provider: Provider, entries: Sequence[LedgerEntry], *, lists:
         found |= {each.id: replace(each, key=named[each.id]) for each in await provider.describe(list(named))}
     return [*found.values()]
 
+
+# --- the sweep beside the opening of a pool -------------------------------------------------------------------------
 
 _SETTLE_S = 30.0
 _ADVICE = "they may cost money: run `skyward sweep`"

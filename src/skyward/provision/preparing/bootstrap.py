@@ -1,22 +1,29 @@
-"""Python environment of a remote machine, made by the bootstrap script.
-
-The script and the variables of its installers go to the machine's ``sh`` as standard input: neither is stored there or
-shows in a list of processes. The first run is a survey; a prepared machine needs no other.
-"""
+"""Environment of a machine over SSH: a script runs there, step by step, through short losses of the connection."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING
+
+from skyward.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from skyward.request.image import Image
 import asyncio
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from skyward.errors import BootstrapError
-from skyward.provision.preparing.bootstrap_script import STEPS, render_bootstrap, render_env_file
-from skyward.provision.preparing.commands import GRACE_S, masked, persist
+from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.errors import AuthenticationError, BootstrapError, HostKeyError, UnreachableError
 from skyward.provision.preparing.distribution import OwnWheel, engine_pins, own_wheel
 from skyward.provision.preparing.sources import (
     Wheelhouse,
@@ -27,10 +34,207 @@ from skyward.provision.preparing.sources import (
     pip_variables,
     written_settings,
 )
+from skyward.request.checks import without_credentials
 from skyward.request.image import Image
 from skyward.transport.access import Completed, Transport
 
-__all__ = ["Environment", "bootstrap"]
+__all__ = [
+    "DEFAULT_ROOT",
+    "GRACE_S",
+    "STEPS",
+    "Environment",
+    "bootstrap",
+    "let_in",
+    "masked",
+    "persist",
+    "quote",
+    "render_bootstrap",
+    "render_env_file",
+]
+
+DEFAULT_ROOT = "/opt/skyward"
+STEPS = ("uv", "apt", "deps", "skyward", "server", "volumes")
+"""The steps' names, in their order."""
+
+
+def quote(value: str) -> str:
+    """Return ``value`` as one word of a POSIX shell: the only way for a value into a script."""
+    if "\0" in value:
+        raise ConfigurationError(f"a value in a script must not hold NUL, got {value!r}")
+    return shlex.quote(value)
+
+
+def render_bootstrap(
+    image: Image,
+    *,
+    root: str,
+    engine_pins: Sequence[str],
+    code: str = "",
+    ttl_s: int = 0,
+    uv_platform: str = "",
+    wheels: str | None = None,
+    places: Sequence[str] | None = None,
+) -> str:
+    """Return the script that builds the image's environment below ``root``.
+
+    Args:
+        image: the environment to install. No value of its ``env`` gets into the script.
+        root: absolute folder on the node.
+        engine_pins: requirements installed besides the image's, e.g. ``"distributed==2026.8.0"``.
+        code: digest of the client's own code: part of the environment's name.
+        ttl_s: seconds until the machine shuts itself down, counted from the first run of this boot; 0 arms nothing.
+        uv_platform: ``uname -sm`` of machines to which the client can send its uv; empty if it has none.
+        wheels: digest of the wheels that the client sends; package sources are then variables of the script's
+            environment. None: the script runs without a client, and the image's sources are options in it.
+        places: the image's ``find_links`` with an empty text for folders whose wheels the client sends; None: as given.
+    """
+    if not root.startswith("/"):
+        raise ConfigurationError(f"root must be an absolute path, got {root!r}")
+    pins = sorted(engine_pins)
+    return _template().substitute(
+        root=quote(root),
+        key=quote("-".join(part for part in (image.content_hash(pins=pins, find_links=places), code, wheels) if part)),
+        python=quote(image.python_version),
+        command=quote("python" + ".".join(image.python_version.split(".")[:2])),
+        steps=_words(STEPS),
+        wheel=quote(f"{root}/sent/skyward-{code}.whl"),
+        wheels=quote(f"{root}/sent/wheels-{wheels}"),
+        uv_platform=quote(uv_platform),
+        ttl_minutes=-(-ttl_s // 60),
+        apt=_words(image.apt),
+        requirements=_words([*pins, *image.pip]),
+        index_options=_words(_index_options(image) if wheels is None else ()),
+        pins=_words(pins),
+    )
+
+
+def render_env_file(env: Mapping[str, str]) -> str:
+    """Return the text of ``ROOT/env``: shell assignments, one variable each. Secret: write it with mode 0600."""
+    return "".join(f"{name}={quote(value)}\n" for name, value in env.items())
+
+
+def _index_options(image: Image) -> list[str]:
+    options = ["--index-url", image.pip_index_url] if image.pip_index_url else []
+    options += ["--extra-index-url", image.pip_extra_index_url] if image.pip_extra_index_url else []
+    for place in image.find_links:
+        options += ["--find-links", place]
+    return options
+
+
+def _words(values: Sequence[str]) -> str:
+    return " ".join(map(quote, values))
+
+
+class _Template(Template):
+    """Template with ``@@name`` instead of ``$name``, which is sh's own syntax."""
+
+    delimiter = "@@"
+
+
+@cache
+def _template() -> Template:
+    return _Template(files("skyward.provision.preparing").joinpath("bootstrap.sh").read_text(encoding="utf-8"))
+
+
+# --- commands that outlive a short loss of the connection -----------------------------------------------------------
+
+T = TypeVar("T")
+
+GRACE_S = 30.0
+"""Seconds beyond the machine's own deadline, so that its report of the cause arrives first."""
+
+_AGAIN_S = 0.5
+_LEAST_S = 1.0
+_KNOCK_S = 2.5
+_ANSWER_S = 90.0
+_SHORTEST_SECRET = 8
+
+
+async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float, node: int, step: str) -> T:
+    """Return the result of ``attempt``, which receives the seconds left; call it again when the link drops.
+
+    Raises :class:`~skyward.errors.BootstrapError` past the deadline, and for files that cannot be read or written here.
+    """
+    started = SYSTEM_CLOCK.monotonic()
+
+    async def once() -> T | NotYet:
+        try:
+            return await attempt(max(deadline_s - (SYSTEM_CLOCK.monotonic() - started), _LEAST_S))
+        except UnreachableError as error:
+            return NotYet(str(error))
+
+    what = f"step {step!r} of preparing node {node}"
+    try:
+        return await wait_until(once, deadline_s=deadline_s + GRACE_S, interval_s=_AGAIN_S, what=what)
+    except UnreachableError as error:
+        raise BootstrapError(
+            f"preparing node {node} failed at step {step!r}: its deadline of {deadline_s:g} s passed, and the machine "
+            f"gave no reason. Check that it is up and reachable; {error}",
+            node=node,
+            step=step,
+        ) from error
+    except OSError as error:
+        raise BootstrapError(
+            f"preparing node {node} failed at step {step!r}: {error}. Check the space and the permissions there",
+            node=node,
+            step=step,
+        ) from error
+
+
+async def let_in(
+    transport: Transport, *, within_s: float, node: int, refused_s: float = math.inf, other_key_s: float = math.inf
+) -> None:
+    """Wait until a new machine accepts our key; while it boots it may refuse keys and show another host key.
+
+    Args:
+        transport: the transport to it.
+        within_s: seconds allowed; 0 skips the check.
+        node: its rank, for the message.
+        refused_s: seconds allowed from its first refusal on.
+        other_key_s: seconds allowed from the first time on that it shows another host key.
+
+    Raises:
+        AuthenticationError: at a deadline it still refused the key, or showed another host key.
+        UnreachableError: at the deadline it still did not answer.
+    """
+    refusals: list[AuthenticationError] = []
+    first_at: dict[str, float] = {}
+
+    async def knock() -> bool | NotYet:
+        refusals.clear()
+        try:
+            await transport.run(["true"], timeout_s=_ANSWER_S)
+        except AuthenticationError as error:
+            other_key = isinstance(error, HostKeyError)
+            did = "showed another host key than ordered" if other_key else "refused the login"
+            limit_s, now = other_key_s if other_key else refused_s, SYSTEM_CLOCK.monotonic()
+            if now - first_at.setdefault(did, now) >= limit_s:
+                raise type(error)(f"node {node} {did} for {limit_s:g} s: {error}") from error
+            refusals.append(error)
+            return NotYet(str(error))
+        except UnreachableError as error:
+            return NotYet(str(error))
+        return True
+
+    if not within_s:
+        return
+    try:
+        await wait_until(knock, deadline_s=within_s, interval_s=_KNOCK_S, what=f"node {node} to let us in")
+    except UnreachableError as error:
+        for refusal in refusals:
+            raise type(refusal)(f"node {node} did not let us in for {within_s:g} s: {refusal}") from error
+        raise
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """Return ``text`` without credentials in URLs, and without values in ``secrets`` of 8 and more characters."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return without_credentials(text)
+
+
+# --- the run of the script ------------------------------------------------------------------------------------------
 
 _SURVEY_TIMEOUT_S = 60.0
 _DEADLINES_S = {"uv": 300.0, "apt": 900.0, "deps": 1800.0, "skyward": 300.0, "server": 180.0, "volumes": 300.0}

@@ -14,8 +14,7 @@ from skyward.errors import BootstrapError, ConfigurationError
 from skyward.node.storage.volume_program import LOG_FILE, VolumeAnswer, VolumeOrder
 from skyward.providers.base import Provider
 from skyward.providers.storage import grant_volumes
-from skyward.provision.preparing.bootstrap import Environment
-from skyward.provision.preparing.commands import masked, persist
+from skyward.provision.preparing.bootstrap import Environment, masked, persist
 from skyward.request.image import Image
 from skyward.request.includes import included_files, pack_files
 from skyward.request.request import PoolRequest

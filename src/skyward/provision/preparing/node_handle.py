@@ -15,14 +15,13 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
 from skyward.providers.base import Instance
 from skyward.provision.buying.choose import UnfitMachineError
-from skyward.provision.preparing.bootstrap import Environment, bootstrap
-from skyward.provision.preparing.commands import let_in
+from skyward.provision.preparing.bootstrap import Environment, bootstrap, let_in
 from skyward.provision.preparing.control_client import ControlClient
 from skyward.provision.preparing.delivery import deliver_includes, deliver_volumes
-from skyward.provision.preparing.kept_logs import keep_logs
 from skyward.provision.preparing.local_environment import prepare_environment
 from skyward.provision.preparing.machine_size import MachineSize, measure_machine
 from skyward.provision.preparing.node_files import NodeFiles
+from skyward.provision.preparing.node_logs import keep_logs
 from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume

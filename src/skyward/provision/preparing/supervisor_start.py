@@ -9,8 +9,7 @@ from skyward.errors import BootstrapError, UnreachableError
 from skyward.node.processes import SUPERVISOR_LOG
 from skyward.node.supervisor.known_environment import VISIBLE
 from skyward.node.supervisor.template import fork_supervisor
-from skyward.provision.preparing.bootstrap import Environment
-from skyward.provision.preparing.commands import persist
+from skyward.provision.preparing.bootstrap import Environment, persist
 from skyward.shipping.sources import added_package_folders
 from skyward.transport.access import Completed, Transport
 from skyward.wire.limits import MIG_START_S

@@ -6,7 +6,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from skyward.errors import ConfigurationError
-from skyward.provision.mirroring.choice import choose, is_accelerators_build, public_version
+from skyward.provision.mirroring.image_mirror import choose, is_accelerators_build, public_version
 from skyward.provision.mirroring.installed import Distribution
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from skyward import ConfigurationError, Image
 from skyward.provision.mirroring.image_mirror import mirror_environment
-from skyward.provision.mirroring.index_check import passable_index
+from skyward.provision.mirroring.indexes import local_wheel, passable_index
 from skyward.provision.mirroring.installed import Distribution, Origin, installed_distributions
-from skyward.provision.mirroring.wheels import local_wheel
 
 from .conftest import make_wheel
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,14 @@ from click.testing import CliRunner
 import skyward as sky
 from skyward.api.node_packages import callers_names, with_environment
 from skyward.cli import main
-from skyward.provision.mirroring.image_mirror import name_in
-from skyward.provision.mirroring.missing import lack_of
+from skyward.provision.mirroring.image_mirror import lack_of, name_in
 from skyward.request.request import PoolRequest, parse_request
 
 from .conftest import make_site, make_wheel
 
 pytestmark = pytest.mark.timeout(300)  # a program that resolves requirements two dozen times
 
-ELSEWHERE: Any = object()
+ELSEWHERE: Any = SimpleNamespace(this_machine=False)
 """Provider of machines that are not this one."""
 
 
@@ -113,7 +113,7 @@ from skyward.request.request import parse_request
 for case in json.loads(sys.argv[1]):
     lines = []
     try:
-        options, provider = eval(case) if case.endswith("()") else (eval(case), object())
+        options, provider = eval(case) if case.endswith("()") else (eval(case), ELSEWHERE)
         request = with_environment(parse_request(**options), provider, names=[], report=lines.append)
         image = request.image
         outcome = [sorted(image.pip), image.pip_index_url, [path.rpartition("/")[2] for path in image.includes]]

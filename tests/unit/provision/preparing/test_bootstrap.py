@@ -13,8 +13,8 @@ import pytest
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.provision.preparing import bootstrap as module
-from skyward.provision.preparing import commands as steps_module
-from skyward.provision.preparing.bootstrap_script import quote
+from skyward.provision.preparing import bootstrap as steps_module
+from skyward.provision.preparing.bootstrap import quote
 from skyward.request.image import Image
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.provision.preparing.bootstrap_script import STEPS, quote, render_bootstrap, render_env_file
+from skyward.provision.preparing.bootstrap import STEPS, quote, render_bootstrap, render_env_file
 from skyward.request.image import Image
 
 HOSTILE = [

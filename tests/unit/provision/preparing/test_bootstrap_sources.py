@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skyward.provision.preparing import bootstrap as module
-from skyward.provision.preparing.bootstrap_script import quote
+from skyward.provision.preparing.bootstrap import quote
 from skyward.request.image import Image
 
 SECRET = "s3cret-passw0rd"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
-from skyward.provision.preparing import commands
-from skyward.provision.preparing.commands import let_in
+from skyward.provision.preparing import bootstrap as commands
+from skyward.provision.preparing.bootstrap import let_in
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.transport.access import Completed
 from skyward.transport.ssh import SSHAccess

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from skyward.errors import UnreachableError
-from skyward.provision.preparing import kept_logs
-from skyward.provision.preparing.kept_logs import keep_logs
+from skyward.provision.preparing import node_logs as kept_logs
+from skyward.provision.preparing.node_logs import keep_logs
 from skyward.transport.access import Completed, Transport
 from skyward.transport.local import LocalAccess
 from skyward.transport.ssh import SSHAccess

@@ -12,7 +12,7 @@ from skyward.distributed import _gang
 from skyward.providers import local
 from skyward.provision.buying import ledger
 from skyward.provision.buying import ownership as pool_folder
-from skyward.provision.preparing import kept_logs
+from skyward.provision.preparing import node_logs as kept_logs
 
 DOCS = Path(__file__).parents[4] / "docs"
 WORDS = ["no", "one", "two", "three", "four", "five"]
