@@ -104,6 +104,7 @@ def test_the_functions_are_those_of_the_code_that_makes_the_pool() -> None:
 PROGRAM = """
 import json
 import sys
+from types import SimpleNamespace
 
 import sky_app
 import skyward as sky
@@ -113,7 +114,7 @@ from skyward.request.request import parse_request
 for case in json.loads(sys.argv[1]):
     lines = []
     try:
-        options, provider = eval(case) if case.endswith("()") else (eval(case), ELSEWHERE)
+        options, provider = eval(case) if case.endswith("()") else (eval(case), SimpleNamespace(this_machine=False))
         request = with_environment(parse_request(**options), provider, names=[], report=lines.append)
         image = request.image
         outcome = [sorted(image.pip), image.pip_index_url, [path.rpartition("/")[2] for path in image.includes]]
