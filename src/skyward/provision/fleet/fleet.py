@@ -224,9 +224,9 @@ class Fleet:
         self._spawn(self._setup.renew_secrets())
         self._spawn(self._end_lost_machines())
         try:
-            machines = await self._launch([member.rank for member in members])
+            machines = await self._machines.launch([member.rank for member in members])
             await _all_or_the_first_error(
-                {member.rank: self._make_node(member, machines[member.rank]) for member in members}
+                {machine.rank: self._make_node(self._members[machine.rank], machine) for machine in machines}
             )
         except BaseException as error:
             await _clean_up_after(error, self.stop())
