@@ -20,7 +20,7 @@ PYTEST = $(BIN)/python -m pytest --processes 5 --at-most 10 --ignore tests/ml
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # What each target needs beside the library itself.
-demo_needs := -e '.[local,sklearn]'
+demo_needs := -e '.[sklearn]'
 test_needs := -e '.[all,testing]' --group test
 check_needs := -e '.[all,testing]' --group test --group check
 coverage_needs := -e '.[all,testing]' --group test --group coverage
@@ -35,7 +35,7 @@ pairs := 1.4+1.6 1.5+1.7 1.6+1.8 1.6+1.9
 pair_tests := tests/unit/skyward_joblib tests/e2e/joblib tests/conformance
 
 # Releases of dask and distributed of the last nine months, and the tests of what relies on their parts. The oldest and
-# the newest are those of skyward/wire/dask_parts.py.
+# the newest are those of skyward_dask/dask_parts.py.
 dasks := 2026.3.0 2026.6.0 2026.7.0 2026.7.1 2026.8.0
 dask_tests := tests/unit/skyward_dask tests/unit/node tests/e2e/dask
 

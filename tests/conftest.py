@@ -55,7 +55,7 @@ LONGEST = (
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
-ROLES = ("sky-worker", "sky-nannies", "sky-forkserver", "sky-zygote", "sky-scheduler")
+ROLES = ("sky-worker", "sky-zygote", "sky-dask")
 """Names of the processes that a node starts by itself."""
 
 SKIPS = Path(__file__).with_name("skips.txt")
@@ -292,7 +292,7 @@ def _children() -> Iterator[str]:
             command = " ".join(child.cmdline())
         except psutil.NoSuchProcess:
             continue
-        if "supervisor.template_program" in command:  # nodes of Local() are forked from it; it ends with this process
+        if "import run_template" in command:  # nodes of Local() are forked from it; it ends with this process
             continue
         if (node := _node(child)) and child.name() in ROLES:  # of a fixture's; workers are replaced while it lives
             yield f"processes of node {node}"

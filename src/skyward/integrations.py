@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from skyward.request.front_ends import FRONT_ENDS
+
 if TYPE_CHECKING:
     from skyward_joblib import JoblibPool, ScikitLearnPool, joblib_backend, sklearn_backend
 
@@ -17,7 +19,7 @@ __all__ = ["JoblibPool", "ScikitLearnPool", "joblib_backend", "sklearn_backend"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("skyward_joblib"), name)
+    return getattr(importlib.import_module(FRONT_ENDS["joblib"].package), name)
 
 
 def __dir__() -> list[str]:

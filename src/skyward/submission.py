@@ -18,9 +18,7 @@ from weakref import WeakValueDictionary
 from skyward.errors import ConfigurationError, RemoteTraceback
 from skyward.events import SkywardEvent
 from skyward.tracebacks import from_callers_line
-
-if TYPE_CHECKING:
-    from distributed import Security
+from skyward.wire.frames import TlsIdentity
 
 __all__ = [
     "OPERATIONS",
@@ -30,8 +28,10 @@ __all__ = [
     "ElasticFleet",
     "FleetStatus",
     "Invocation",
+    "NodeService",
     "NodeStatus",
     "SchedulerInfo",
+    "ServiceAccess",
     "TaskSubmitter",
     "bearable",
     "named",
@@ -286,13 +286,69 @@ class SchedulerInfo:
 
     Attributes:
         address: ``tls://host:port``, as reached from this process.
-        security: the pool's certificates; the scheduler refuses connections without them.
+        security: the pool's certificates, as a :class:`distributed.Security`; without them the scheduler
+            refuses connections.
         tunnelled: True if this process reaches only the scheduler, and not the workers.
     """
 
     address: str
-    security: Security = field(repr=False)
+    security: Any = field(repr=False)
     tunnelled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAccess:
+    """Access to the process of a service on the head node.
+
+    Attributes:
+        address: ``host:port``, as reached from this process.
+        identity: the pool's certificates; the process refuses connections without them.
+        tunnelled: True if this process reaches only the service's process, and not the workers.
+    """
+
+    address: str
+    identity: TlsIdentity = field(repr=False)
+    tunnelled: bool = False
+
+
+class NodeService(Protocol):
+    """Service of a front-end on the nodes of pools: a process on the head node, and a guest in every worker."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages, such as ``dask``."""
+        ...
+
+    @property
+    def module(self) -> str:
+        """Name of the module that nodes import, with the two coroutines of ``skyward.node.services.Service``."""
+        ...
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Distributions that must have the same versions in this process and on the nodes."""
+        ...
+
+    async def wait_joined(self, access: ServiceAccess, workers: Sequence[str]) -> None:
+        """Return once these workers take part in the service. Called on the pool's event loop, and cancelled in time.
+
+        Args:
+            access: the service's process.
+            workers: names of workers.
+        """
+        ...
+
+    async def drain(self, access: ServiceAccess, workers: Sequence[str]) -> None:
+        """Move what the service keeps in workers that leave. Called on the pool's event loop.
+
+        Args:
+            access: access to the service's process.
+            workers: names of the workers.
+
+        Raises:
+            OSError: that was not possible.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,14 +394,16 @@ class FleetStatus:
 
 
 class ElasticFleet(Protocol):
-    """Fleet that grows and shrinks under a Dask scheduler. Thread-safe.
+    """Fleet that grows and shrinks under the scheduler of a service. Thread-safe.
 
     Every method raises :class:`~skyward.errors.PoolStateError` when the pool is not open.
     """
 
-    @property
-    def scheduler(self) -> SchedulerInfo:
-        """Present scheduler; another one after the head node was replaced. May block for a moment."""
+    def service(self, service: NodeService) -> ServiceAccess:
+        """Return the access to a service, started on its first use; another one after the head node was replaced.
+
+        Blocks until its process accepts connections.
+        """
         ...
 
     @property

@@ -6,22 +6,51 @@ Importing this package registers the defaults of Dask's settings ``skyward.*``; 
 from __future__ import annotations
 
 import importlib
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from skyward.wire.dask_parts import is_dask_here, needs_dask
+from skyward.request.front_ends import FRONT_ENDS, needs
 
-if not is_dask_here():
-    raise ImportError(needs_dask("skyward_dask", extra="dask"))
+if not FRONT_ENDS["dask"].is_installed:
+    raise ImportError(needs("skyward_dask", "dask"))
 
-from skyward_dask.settings import load_defaults
 
 if TYPE_CHECKING:
     from skyward_dask.clients import check_versions
-    from skyward_dask.skyward_cluster import SkywardCluster
+    from skyward_dask.cluster import SkywardCluster
 
 __all__ = ["SkywardCluster", "check_versions"]
 
-_HOMES = {"SkywardCluster": "skyward_dask.skyward_cluster", "check_versions": "skyward_dask.clients"}
+_HOMES = {
+    "SkywardCluster": "skyward_dask.cluster",
+    "check_versions": "skyward_dask.clients",
+    # For ComputePool, by the table of front-ends.
+    "client_of": "skyward_dask.clients",
+    "scheduler_of": "skyward_dask.clients",
+}
+
+
+@contextmanager
+def _no_settings_of_the_host() -> Generator[None]:
+    """Hide the folders in which Dask looks for settings while it is imported, on a node on another machine."""
+    hidden = {"HOME": "/dev/null/none", "DASK_ROOT_CONFIG": "/dev/null/none"}
+    before = {name: os.environ.get(name) for name in hidden}
+    if os.environ.get("SKYWARD_ENVIRONMENT") == "known":
+        os.environ.update(hidden)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
+
+
+with _no_settings_of_the_host():
+    from skyward_dask.settings import load_defaults
 
 load_defaults()
 

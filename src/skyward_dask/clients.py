@@ -1,117 +1,153 @@
-"""Dask clients of a cluster: certificates found by its address, versions compared, direct connections refused.
+"""Dask clients of pools: certificates found by the scheduler's address, the user's modules sent along, one service.
 
-Some libraries take an address and no certificates, such as tsfresh's ``ClusterDaskDistributor``. Dask has one connector
-for all ``tls://`` addresses. :func:`admit_by_address` replaces it with one that adds missing certificates, for the
-addresses of open clusters in this process only. They stay in memory.
+Some libraries take an address and no certificates, such as tsfresh's ``ClusterDaskDistributor``: Dask asks
+:func:`load_security` then, for clients of this process only. The certificates stay in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
-from weakref import WeakSet
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from weakref import WeakValueDictionary, ref
 
-from distributed import Client, Security, Status
+import dask.config
+from distributed import Client, Security
+from distributed.core import rpc
 
-from skyward.api.dask_clients import bring_modules
+from skyward._concurrency.waiting import wait_until
 from skyward.errors import ConfigurationError
-from skyward.wire.dask_parts import (
-    Cluster,
-    Comm,
-    FatalCommClosedError,
-    TLSBackend,
-    TLSConnector,
-    add_client_extension,
-    backends,
-)
+from skyward.request.front_ends import FRONT_ENDS
+from skyward.shipping.sources import SentSources
+from skyward.submission import ElasticFleet, SchedulerInfo, ServiceAccess
+from skyward_dask.dask_parts import add_client_extension
+from skyward_dask.modules import MODULES, missing_modules
+from skyward_dask.security import PoolSecurity
 
 __all__ = [
+    "DASK",
     "NO_DIRECT_ACCESS",
-    "DirectAccess",
-    "LocalModules",
-    "admit_by_address",
     "check_versions",
-    "refuse_past_tunnel",
+    "client_of",
+    "load_security",
+    "scheduler_of",
+    "without_token",
 ]
 
 NO_DIRECT_ACCESS = (
     "cannot work here: this process reaches only the scheduler of the pool, through a tunnel, and none of its workers. "
     "Leave it out: data then comes through the scheduler"
 )
-
-_SAME = ("dask", "distributed", "cloudpickle")
-_clusters: WeakSet[Cluster] = WeakSet()
-_admitted: set[str] = set()
-"""Addresses to which connections were made without certificates."""
-_tunnelled: WeakSet[Cluster] = WeakSet()
+_LOADER = "distributed.client.security-loader"
+_by_address: WeakValueDictionary[str, PoolSecurity] = WeakValueDictionary()
 
 
-def admit_by_address(cluster: Cluster) -> None:
-    """Accept connections to ``cluster`` by its address alone while it is running. Idempotent."""
-    _clusters.add(cluster)
-    add_client_extension("skyward_modules", LocalModules)
-    if type(backends["tls"]) is TLSBackend:  # leave another library's backend
-        backends["tls"] = _Backend()
+class _DaskService:
+    """Dask's scheduler on the head node, and its workers as guests; see :class:`skyward.submission.NodeService`."""
+
+    name = "dask"
+    module = "skyward_dask.on_nodes"
+    distributions = FRONT_ENDS["dask"].counterparts
+
+    async def wait_joined(self, access: ServiceAccess, workers: Sequence[str]) -> None:
+        """See :class:`~skyward.submission.NodeService`."""
+
+        async def probe() -> Literal[True] | None:
+            known = await scheduler.identity()
+            return True if {worker["name"] for worker in known["workers"].values()}.issuperset(workers) else None
+
+        async with _rpc_to(access) as scheduler:
+            await wait_until(probe, deadline_s=math.inf, interval_s=0.05, what="Dask's workers")
+
+    async def drain(self, access: ServiceAccess, workers: Sequence[str]) -> None:
+        """See :class:`~skyward.submission.NodeService`."""
+        async with _rpc_to(access) as scheduler:
+            await scheduler.retire_workers(names=list(workers), close_workers=False, remove=True)
 
 
-def _security_of(address: str) -> Security | None:
-    for cluster in list(_clusters):
-        if cluster.status == Status.running and cluster.scheduler_address == address:
-            security: Security | None = getattr(cluster, "security", None)
-            return security
-    return None
+def _rpc_to(access: ServiceAccess) -> Any:
+    return rpc(f"tls://{access.address}", connection_args=PoolSecurity(access.identity).get_connection_args("client"))
 
 
-class _Connector(TLSConnector):
-    async def connect(self, address: str, deserialize: bool = True, **connection_args: Any) -> Comm:  # noqa: FBT001, FBT002 - Dask's
-        if connection_args.get("ssl_context") is None:
-            if (security := _security_of(full := self.prefix + address)) is not None:
-                _admitted.add(full)
-                connection_args |= security.get_connection_args("client")
-            elif full in _admitted:  # a client that was left open dials on, for ever after any error that is no OSError
-                raise FatalCommClosedError(f"the SkywardCluster at {full} is closed")
-        return cast("Comm", await super().connect(address, deserialize=deserialize, **connection_args))
+DASK = _DaskService()
 
 
-class _Backend(TLSBackend):
-    _connector_class = _Connector
+def scheduler_of(pool: ElasticFleet) -> SchedulerInfo:
+    """Return the address of a pool's scheduler, and the certificates, which clients find by it from now on."""
+    access = pool.service(DASK)
+    address = f"tls://{access.address}"
+    security = _by_address.get(address)
+    if security is None or security.identity != access.identity:
+        security = PoolSecurity(access.identity, tunnelled=access.tunnelled)
+        _by_address[address] = security
+    add_client_extension("skyward", _PoolClient)
+    if dask.config.get(_LOADER, default=None) is None:  # leave the user's own
+        dask.config.set({_LOADER: f"{__name__}.{load_security.__name__}"})
+    return SchedulerInfo(address, security, tunnelled=access.tunnelled)
 
 
-class LocalModules:
-    """Extension of a new Dask client that sends the user's own modules along with graphs, to open clusters only.
+def load_security(info: Mapping[str, Any]) -> Security | None:
+    """Return the certificates for a client of a pool's scheduler; Dask calls it for clients without certificates."""
+    return _by_address.get(str(info.get("address")))
 
-    Dask adds it to every client; it ignores clients of other clusters.
+
+def client_of(pool: ElasticFleet, options: dict[str, Any]) -> Client:
+    """Return a Dask client of a pool, with ``options`` of :class:`distributed.Client`.
+
+    Raises:
+        ConfigurationError: ``direct_to_workers`` is set although workers cannot be reached.
     """
-
-    def __init__(self, client: Client) -> None:
-        address = getattr(client, "_start_arg", None)
-        if client.cluster in _clusters or (isinstance(address, str) and _security_of(address) is not None):
-            bring_modules(client)
+    scheduler = scheduler_of(pool)
+    return Client(scheduler.address, security=scheduler.security, **options)
 
 
-class DirectAccess:
-    """Extension of a new Dask client that refuses direct connections to workers past a tunnel.
+class _PoolClient:
+    """Extension of a new Dask client of a pool; it ignores other clients, to which Dask adds it as well.
 
-    Without it such a client would wait half a minute for workers. It is an extension because a cluster cannot see its
-    clients' options. Dask adds it to every client; it ignores clients of other clusters.
+    The client sends the user's own modules along with graphs, shows no token in notebooks, whose files are passed on,
+    and makes no direct connections to workers past a tunnel: it would wait half a minute for them. It is an extension
+    because a cluster cannot see its clients' options.
 
     Raises:
         ConfigurationError: the client requires direct connections to unreachable workers.
     """
 
     def __init__(self, client: Client) -> None:
-        if not client.direct_to_workers or client.cluster not in _tunnelled:
+        own: Any = client
+        if not isinstance(own.security, PoolSecurity):
             return
-        if (changed := getattr(client, "_set_config", None)) is not None:
-            with changed:  # undo its registration as Dask's default scheduler
-                pass
-        raise ConfigurationError(f"direct_to_workers=True {NO_DIRECT_ACCESS}")
+        if own.security.tunnelled and own.direct_to_workers:
+            if (changed := getattr(own, "_set_config", None)) is not None:
+                with changed:  # undo its registration as Dask's default scheduler
+                    pass
+            raise ConfigurationError(f"direct_to_workers=True {NO_DIRECT_ACCESS}")
+        own._send_to_scheduler = _Sender(client)  # noqa: SLF001 - see dask_parts.py
+        view = own._repr_html_
+        own._repr_html_ = lambda: without_token(view())
 
 
-def refuse_past_tunnel(cluster: Cluster) -> None:
-    """Refuse clients of ``cluster`` with ``direct_to_workers`` from now on."""
-    _tunnelled.add(cluster)
-    add_client_extension("skyward", DirectAccess)
+class _Sender:
+    """Sender of a client's messages, in the place of its method: sources of modules go ahead of graphs."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = ref(client)
+        self._connection: object = None
+        self._sent = SentSources()
+
+    def __call__(self, msg: dict[str, Any]) -> None:
+        client: Any = self._client()
+        if msg["op"] == "update-graph":
+            if client.scheduler_comm is not self._connection:  # another scheduler may answer there
+                self._connection, self._sent = client.scheduler_comm, SentSources()
+            if (modules := missing_modules(self._sent, msg["expr_ser"].frames)) is not None:
+                type(client)._send_to_scheduler(client, {"op": MODULES, "modules": modules})  # noqa: SLF001
+        type(client)._send_to_scheduler(client, msg)  # noqa: SLF001
+
+
+def without_token(html: str) -> str:
+    """Return a notebook's view of a cluster with a link that asks for the token: a notebook's file is passed on."""
+    return re.sub(r"\?token=[\w-]+", "", html)
 
 
 def check_versions(versions: Mapping[str, Any]) -> None:
@@ -148,4 +184,4 @@ def _remedy(different: list[str], here: Mapping[str, str]) -> str:
 def _relevant(versions: Mapping[str, Any]) -> dict[str, str]:
     packages: Mapping[str, str | None] = versions["packages"]
     python = ".".join((packages.get("python") or "unknown").split(".")[:2])
-    return {"python": python, **{name: packages.get(name) or "missing" for name in _SAME}}
+    return {"python": python, **{name: packages.get(name) or "missing" for name in DASK.distributions}}

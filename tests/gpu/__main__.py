@@ -71,11 +71,11 @@ def no_gpu() -> str | None:
 
 
 def requirements() -> list[str]:
-    """Return the library's own requirements and those of local nodes, as pyproject.toml lists them."""
+    """Return the library's own requirements and those of Dask, as pyproject.toml lists them."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["local"]]
+    return [*project["dependencies"], *project["optional-dependencies"]["dask"]]
 
 
 def name_of(requirement: str) -> str:

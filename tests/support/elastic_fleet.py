@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -13,15 +13,14 @@ from typing import Any, Self
 
 import dask.config
 from distributed import Scheduler, Worker
-from distributed.versions import get_versions
 
 from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.engine.certificates import issue
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.node.supervisor.scheduler import pass_modules_on
-from skyward.shipping.graph_modules import MODULES, take_modules
-from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
-from skyward.wire.security import PoolSecurity
+from skyward.submission import FleetStatus, NodeService, NodeStatus, ServiceAccess
+from skyward_dask.modules import MODULES, take_modules
+from skyward_dask.on_nodes import pass_modules_on
+from skyward_dask.security import PoolSecurity
 
 __all__ = ["FakeElasticFleet"]
 
@@ -44,7 +43,6 @@ class FakeElasticFleet:
         dashboard: the scheduler's answer to a request for its dashboard.
         dashboard_asked: the number of those requests.
         dashboard_comes: until it is set, that answer does not come.
-        versions: versions of packages that the scheduler reports in place of its own.
     """
 
     def __init__(self, nodes: int = 1, *, workers_per_node: int = 1, tunnelled: bool = False) -> None:
@@ -53,7 +51,6 @@ class FakeElasticFleet:
         self.dashboard_asked = 0
         self.dashboard_comes = threading.Event()
         self.dashboard_comes.set()
-        self.versions: dict[str, str] = {}
         self._refusal: Exception | None = None
         self._first = nodes
         self._per_node = workers_per_node
@@ -64,7 +61,7 @@ class FakeElasticFleet:
         if self._thread is not None:
             raise PoolStateError("this FakeElasticFleet is already open")
         self._thread = acquire_loop()
-        self._fleet = _Fleet(self._per_node, {"skyward_dashboard": self._answer, "versions": self._versions})
+        self._fleet = _Fleet(self._per_node, {"skyward_dashboard": self._answer})
         self._thread.call(self._fleet.start(self._first))
         return self
 
@@ -89,11 +86,15 @@ class FakeElasticFleet:
         """True while it is open."""
         return self._thread is not None
 
-    @property
-    def scheduler(self) -> SchedulerInfo:
-        """See :attr:`skyward.submission.ElasticFleet.scheduler`."""
+    def service(self, service: NodeService) -> ServiceAccess:
+        """See :meth:`skyward.submission.ElasticFleet.service`."""
+        del service
         self._open()
-        return SchedulerInfo(address=self._fleet.scheduler.address, security=self._fleet.security)
+        return ServiceAccess(
+            address=self._fleet.scheduler.address.rpartition("://")[2],
+            identity=self._fleet.security.identity,
+            tunnelled=self._tunnelled,
+        )
 
     @property
     def status(self) -> FleetStatus:
@@ -142,10 +143,6 @@ class FakeElasticFleet:
         self.dashboard_asked += 1
         await asyncio.to_thread(self.dashboard_comes.wait)
         return self.dashboard
-
-    def _versions(self, packages: Sequence[str] = ()) -> dict[str, Any]:
-        told: dict[str, Any] = get_versions(packages)
-        return told | {"packages": told["packages"] | self.versions}
 
     def _open(self) -> LoopThread:
         if self._thread is None:

@@ -27,7 +27,7 @@ _NOBODY = TlsIdentity(ca="ca", cert="cert", key="key")
 
 
 def node_config(identity: TlsIdentity = _NOBODY, **fields: Any) -> NodeConfig:
-    """The configuration of the only node of a pool, with one worker and no scheduler, but for ``fields``."""
+    """The configuration of the only node of a pool, with one worker, but for ``fields``."""
     usual: dict[str, Any] = {
         "pool_id": "pool",
         "instance_id": "i-1",
@@ -49,8 +49,8 @@ def node_ready(workers: int = 1, **fields: Any) -> NodeReady:
     """What the supervisor of such a node would say, were there one, but for ``fields``."""
     usual: dict[str, Any] = {
         "control": "127.0.0.1:1",
-        "scheduler": "",
-        "workers": tuple(f"tls://127.0.0.1:{9100 + index}" for index in range(workers)),
+        "service": "127.0.0.1:9000",
+        "guests": tuple(f"127.0.0.1:{9100 + index}" for index in range(workers)),
         "lanes": tuple(f"127.0.0.1:{9200 + index}" for index in range(workers)),
         "blobs": "",
         "call_ports": (),
@@ -84,7 +84,8 @@ class FakeNode(NodeHandle):
     Attributes:
         log: the phases gone through, in order.
         config: what it was started with; None before.
-        scheduler: what it was told to join; empty before. Every node has one of its own.
+        head_addr: address of the head that it was told of; empty before. Every node has an address of its own.
+        service: name, module and address of the service that it was told to run; None before.
         total_nodes: how many nodes it was told there are meant to be.
         hardware: the size of its machine, which its supervisor reports; as bought unless its maker says otherwise.
     """
@@ -102,11 +103,17 @@ class FakeNode(NodeHandle):
         super().__init__(instance=instance, rank=rank, transport=instance.access.open(), on_message=on_message)
         self.log: list[Phase] = []
         self.config: NodeConfig | None = None
-        self.scheduler = ""
+        self.head_addr = ""
+        self.service: tuple[str, str, str] | None = None
         self.total_nodes = 0
         self.hardware = instance.offer.spec
         self._faults = faults
         self._predecessors = predecessors
+
+    @property
+    def address(self) -> str:
+        """See :meth:`NodeHandle.address`."""
+        return f"127.0.{self.rank}.{1 + self._predecessors}"
 
     async def reach(self, within_s: float) -> MachineSize | None:
         """See :meth:`NodeHandle.reach`."""
@@ -124,9 +131,8 @@ class FakeNode(NodeHandle):
         """See :meth:`NodeHandle.start`."""
         await self._enter("start")
         self.config = config
-        scheduler = f"tls://127.0.0.1:{9000 + 1000 * self.rank + self._predecessors}"
         size = {"cpu_count": self.hardware.cpu, "memory_bytes": int(self.hardware.memory_gib * _GIB)}
-        self._ready = node_ready(config.workers, scheduler=scheduler, **size)
+        self._ready = node_ready(config.workers, service=f"{self.address}:9000", **size)
         self.lanes = self._ready.lanes
 
     def join(self, order: Start) -> None:
@@ -134,7 +140,11 @@ class FakeNode(NodeHandle):
         self.log.append("join")
         if isinstance(fault := self._faults.get("join"), BaseException):
             raise fault
-        self.scheduler, self.total_nodes = order.scheduler, order.total_nodes
+        self.head_addr, self.total_nodes = order.head_addr, order.total_nodes
+
+    def run_service(self, *, name: str, module: str, address: str) -> None:
+        """See :meth:`NodeHandle.run_service`."""
+        self.service = (name, module, address)
 
     async def stop(self, timeout_s: float) -> None:
         """See :meth:`NodeHandle.stop`."""

@@ -18,7 +18,7 @@ __all__ = ["coverage_init"]
 
 _PERIOD_S = 0.5
 _STARTED = os.getpid()
-_IS_TEMPLATE = any("skyward.node.supervisor.template_program" in each for each in sys.orig_argv)
+_IS_TEMPLATE = any("import run_template" in each for each in sys.orig_argv)
 _saving = threading.Lock()
 
 

@@ -24,7 +24,6 @@ from skyward.wire.control import (
     Start,
     WorkerExit,
     WorkerRunning,
-    WorkerStale,
 )
 from skyward.wire.node_config import NodeConfig
 from support.faults import NO_FAULT, Fault, suffer
@@ -95,10 +94,10 @@ class _Control(ControlClient):
 
     def keep_saying(self, command: Command) -> None:
         self._refuse_if_over()
-        assert isinstance(command, Start)
-        self.standing = command
-        if self.connected:
-            self._supervisor.obey()
+        if isinstance(command, Start):
+            self.standing = command
+            if self.connected:
+                self._supervisor.obey()
 
     async def stop_node(self, timeout_s: float) -> None:
         if self._closed or self._supervisor.said_farewell:
@@ -141,7 +140,6 @@ class _Supervisor:
         self._node = node
         self._keeping: list[asyncio.Task[None]] = []
         self._processes = 0
-        self._stale: set[str] = set()
         self._taken_at: float | None = None
 
     @property
@@ -149,7 +147,7 @@ class _Supervisor:
         return self.link.is_set()
 
     def obey(self) -> None:
-        """The client has said which scheduler to join."""
+        """The client has said that the workers are to start."""
         if not self._keeping and self.runs:
             self._keeping = [asyncio.ensure_future(self._keep(worker)) for worker in range(len(self.workers))]
 
@@ -157,12 +155,6 @@ class _Supervisor:
         worker = self.workers[command.worker]
         if worker is not None and worker.incarnation == command.incarnation:
             worker.die("ended by signal 9")
-
-    def become_stale(self, worker: int) -> None:
-        process = self.workers[worker]
-        if process is not None:
-            self._stale.add(process.incarnation)
-            self._report(WorkerStale(worker=worker, incarnation=process.incarnation))
 
     def be_preempted(self, seconds_left: float) -> None:
         """The metadata service says when the machine is taken back."""
@@ -194,8 +186,6 @@ class _Supervisor:
         for worker, process in enumerate(self.workers):
             if process is not None:
                 self._running(worker, process)
-                if process.incarnation in self._stale:
-                    self._report(WorkerStale(worker=worker, incarnation=process.incarnation))
         self._say_how_long()
 
     def _say_how_long(self) -> None:
@@ -238,7 +228,7 @@ class _Supervisor:
             self.around.network.listen(self.addresses[worker], None)
 
     def _running(self, worker: int, process: SimulatedWorker) -> None:
-        self._report(WorkerRunning(worker=worker, incarnation=process.incarnation, pid=1, address=""))
+        self._report(WorkerRunning(worker=worker, incarnation=process.incarnation, pid=1))
 
     def _report(self, message: Message) -> None:
         if self.linked:
@@ -315,7 +305,7 @@ class SimulatedNode(FakeNode):
 
     @property
     def standing(self) -> bool:
-        """Whether it was told of a scheduler."""
+        """Whether it was told to start its workers."""
         return isinstance(self._control, _Control) and self._control.standing is not None
 
     async def reach(self, within_s: float) -> MachineSize | None:
@@ -374,11 +364,6 @@ class SimulatedNode(FakeNode):
         """The process in a slot dies, if there is one."""
         if self._supervisor is not None and (process := self._supervisor.workers[worker]) is not None:
             process.die("ended by signal 9")
-
-    def become_stale(self, worker: int) -> None:
-        """The process in a slot cannot join the present scheduler, and says so."""
-        if self._supervisor is not None:
-            self._supervisor.become_stale(worker)
 
     def be_preempted(self, seconds_left: float) -> None:
         """It says that its machine is taken back; who has the machine does that."""

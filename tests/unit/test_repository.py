@@ -198,9 +198,8 @@ LINUX_MODULES = (
     # Programs of nodes about one facility of Linux alone.
     "skyward/node/cgroups.py",
     "skyward/node/gpu/partitioner.py",
-    "skyward/node/supervisor/proc_entry.py",
+    "skyward/node/supervisor/fork_server.py",
     "skyward/node/supervisor/template.py",
-    "skyward/node/supervisor/template_program.py",
     "skyward/node/worker/mapped_blobs.py",
     # Text of programs that run on nodes.
     "skyward/providers/_common/machine_boot.py",

@@ -17,14 +17,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 from skyward._concurrency.descriptors import raised_descriptor_limit
 from skyward._concurrency.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
 from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward._concurrency.waiting import to_its_end
 from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
-from skyward.api.dask_clients import make_client
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.node_packages import callers_names, with_environment
 from skyward.api.slips import by_name_only, refuses_operands
@@ -42,14 +41,20 @@ from skyward.providers.base import Provider, checked_provider
 from skyward.provision.buying.ownership import PoolFolder
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import checked_patterns
+from skyward.request.front_ends import FRONT_ENDS, load_front_end
 from skyward.request.image import Image
 from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
 from skyward.request.volume import Volume
-from skyward.submission import ArgumentMemo, CallFuture, FleetStatus, Invocation, SchedulerInfo
+from skyward.submission import (
+    ArgumentMemo,
+    CallFuture,
+    FleetStatus,
+    Invocation,
+    NodeService,
+    SchedulerInfo,
+    ServiceAccess,
+)
 from skyward.tracebacks import hide_frames, is_explained, without_frames
-
-if TYPE_CHECKING:
-    from distributed import Client
 
 __all__ = ["ComputePool", "current_pool"]
 
@@ -458,9 +463,9 @@ class ComputePool(Watched, CallsByFunction):
             ConfigurationError: Dask is not installed here, or Dask or Python differ between this process and a node.
             PoolStateError: the pool is not open, or its head node is being replaced.
         """
-        return self._ready.scheduler()
+        return load_front_end("dask", "a Dask client of a pool").scheduler_of(self)
 
-    def dask_client(self, **options: Any) -> Client:
+    def dask_client(self, **options: Any) -> Any:
         """Return a Dask client of this pool; close it before the pool.
 
         Args:
@@ -471,7 +476,11 @@ class ComputePool(Watched, CallsByFunction):
                 ``direct_to_workers`` is set although workers cannot be reached.
             PoolStateError: the pool is not open, or its head node is being replaced.
         """
-        return make_client(self.scheduler, options)
+        return load_front_end("dask", "a Dask client of a pool").client_of(self, options)
+
+    def service(self, service: NodeService) -> ServiceAccess:
+        """See :meth:`skyward.submission.ElasticFleet.service`."""
+        return self._ready.service(service)
 
     def forward(self, address: str) -> str:
         """See :meth:`skyward.submission.ElasticFleet.forward`."""
@@ -544,12 +553,13 @@ def _register_with_joblib() -> None:
     """Register joblib's backend ``"skyward"``, now or on the import of joblib; without joblib, load nothing."""
     import wrapt
 
-    wrapt.register_post_import_hook(_import_backend, "joblib")
+    (joblib,) = FRONT_ENDS["joblib"].requires
+    wrapt.register_post_import_hook(_import_backend, joblib)
 
 
 def _import_backend(_: ModuleType) -> None:
     try:
-        importlib.import_module("skyward_joblib")
+        importlib.import_module(FRONT_ENDS["joblib"].package)
     except ImportError as error:  # an older joblib; the program may not use the backend
         _logger.debug("joblib's backend is not registered: %s", error)
 

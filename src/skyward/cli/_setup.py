@@ -110,7 +110,7 @@ def _requirement(text: str) -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
     wanted = Requirement(text)
-    if wanted.marker is not None and not wanted.marker.evaluate({"extra": "local"}):
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": "dask"}):
         return
     fix = f"pip install '{wanted.name}{wanted.specifier}'"
     try:
@@ -119,7 +119,7 @@ def _requirement(text: str) -> Iterator[Finding]:
         if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
             yield Finding(what=wanted.name, state="fail", found="not installed", fix=fix)
         else:
-            fix = f"pip install '{DISTRIBUTION}[local]', for Local() and Dask; other pools work without it"
+            fix = f"pip install '{DISTRIBUTION}[dask]', for Dask; pools work without it"
             yield Finding(what=wanted.name, state="warn", found="not installed", fix=fix)
         return
     if wanted.specifier.contains(version, prereleases=True):

@@ -31,13 +31,14 @@ __all__ = [
     "bind_address",
     "current_accelerator",
     "current_call",
+    "current_task",
     "enter_call",
+    "enter_task",
     "instance_info",
     "is_on_node",
     "node_address",
     "node_rank",
     "refuse_inside_call",
-    "runs_dask_task",
     "shard",
     "visible_gpus",
 ]
@@ -107,10 +108,10 @@ class FreshProcessNeeded(Exception):
 
 _PLACE = "SKYWARD_WORKER"  # in the environment of workers and their children
 _ALONE = CallContext()
-_DASK_THREADS = "Dask-Default-Threads"  # part of their names, set by distributed.Worker
 _call: ContextVar[CallContext | None] = ContextVar("skyward_call", default=None)
 # Threads of user code start with an empty context: they belong to the call that the process runs.
 _running: list[CallContext] = []
+_task = threading.local()
 
 
 @contextmanager
@@ -126,13 +127,25 @@ def enter_call(context: CallContext) -> Generator[None]:
 
 
 def current_call() -> CallContext | None:
-    """Return the current call; None outside a call, in Dask's tasks, and in programs that a call started."""
-    return _call.get() or (None if runs_dask_task() else next(reversed(_running), None))
+    """Return the current call; None outside a call, in a service's tasks, and in programs that a call started."""
+    return _call.get() or (None if current_task() is not None else next(reversed(_running), None))
 
 
-def runs_dask_task() -> bool:
-    """Return True in the threads in which a worker runs Dask's tasks, which do not run calls."""
-    return _DASK_THREADS in threading.current_thread().name
+@contextmanager
+def enter_task(name: Callable[[], str]) -> Generator[None]:
+    """Make this thread run a task of a service, which is no call; ``name`` returns its name while it runs."""
+    outer = getattr(_task, "name", None)
+    _task.name = name
+    try:
+        yield
+    finally:
+        _task.name = outer
+
+
+def current_task() -> str | None:
+    """Return the name of the task that this thread runs for a service, such as Dask; None if it runs none."""
+    name: Callable[[], str] | None = getattr(_task, "name", None)
+    return name() if name is not None else None
 
 
 def instance_info() -> InstanceInfo:

@@ -1,37 +1,27 @@
-"""Growing, shrinking and healing of a pool's fleet, and the Dask scheduler on its head."""
+"""Growing, shrinking and healing of a pool's fleet."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import platform
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.engine.scheduler import Scheduler
+from skyward.engine.services import Services, worker_names
 from skyward.errors import ConfigurationError, FetchError, PoolStateError
 from skyward.events import Notice, SkywardEvent
 from skyward.provision.buying.cost import charged_price
 from skyward.provision.fleet.fleet import Fleet, NodeState
 from skyward.provision.fleet.outputs import fetch_files, joined
-from skyward.provision.fleet.topology import HEAD, dask_out_of_reach
+from skyward.provision.fleet.topology import HEAD
 from skyward.provision.preparing.node_handle import NodeHandle
-from skyward.submission import FleetStatus, NodeStatus, SchedulerInfo
-from skyward.wire.dask_parts import is_dask_here, needs_dask
+from skyward.submission import FleetStatus, NodeStatus
 from skyward.wire.frames import TlsIdentity
 
-if TYPE_CHECKING:
-    from distributed import Security
-
-__all__ = ["Elastic", "worker_names"]
+__all__ = ["Elastic"]
 
 _FIRST_ANSWER_S = 120.0
-_RETIRE_S = 300.0  # Dask moves the node's data meanwhile; after this it is computed again instead
-# Dask pickles its messages with these: other versions at the other end fail later, and less clearly.
-_COUNTERPARTS = ("dask", "distributed", "cloudpickle")
 _STATES = {
     NodeState.LAUNCHING: "launching",
     NodeState.PREPARING: "starting",
@@ -40,7 +30,6 @@ _STATES = {
     NodeState.READY: "ready",
     NodeState.ENDING: "ending",
 }
-_logger = logging.getLogger("skyward")
 
 
 class Elastic:
@@ -52,6 +41,7 @@ class Elastic:
         tls: the pool's certificates.
         publish: receiver of notices; must not block.
         workers_per_node: workers on each.
+        opened_with: name and module of the service that the pool is opened with; empty for none.
     """
 
     def __init__(
@@ -62,13 +52,13 @@ class Elastic:
         tls: TlsIdentity,
         publish: Callable[[SkywardEvent], None],
         workers_per_node: int,
+        opened_with: tuple[str, str] = ("", ""),
     ) -> None:
         self._fleet = fleet
         self._cluster = cluster
-        self._tls = tls
         self._workers_per_node = workers_per_node
         self._publish = publish
-        self._dask_in_use = False
+        self.services = Services(self, tls=tls, publish=publish, opened_with=opened_with)
 
     @property
     def wanted(self) -> int:
@@ -124,43 +114,28 @@ class Elastic:
             raise FetchError(f"{joined(fetched.failures, '; ')}{others}")
         return list(fetched.paths)
 
-    async def scheduler(self) -> SchedulerInfo:
-        """Return the address and certificates of the present scheduler.
-
-        Raises:
-            ConfigurationError: Dask is not installed here, versions of Dask or Python differ between this process and
-                the nodes, or nodes do not reach each other.
-            PoolStateError: the head node is being replaced, or was given up.
-        """
-        if not is_dask_here():
-            raise ConfigurationError(needs_dask("a Dask client of a pool", extra="dask"))
-        if apart := self._cluster.separation():
-            raise dask_out_of_reach(apart)
-        return await self._scheduler()
-
-    async def _scheduler(self) -> SchedulerInfo:
-        self._head()  # raises at once while there is none
-        for difference in _differences(self._ready_nodes()):
-            raise ConfigurationError(difference)
-        self._dask_in_use = True
-        security = await asyncio.to_thread(_security, self._tls)
-        # Read after the import, which takes seconds: the head may have been replaced meanwhile.
-        ready = self._head().ready
-        # The way leads over the machine itself, where the port is bound.
-        own = f"{ready.control.rpartition(':')[0]}:{ready.scheduler.rpartition(':')[2]}"
-        address = await self.forward(own)
-        return SchedulerInfo(f"tls://{address}", security, tunnelled=address != own)
-
     async def forward(self, address: str) -> str:
         """Return the ``host:port`` through which this process reaches ``host:port`` of the head node."""
         host, _, port = address.rpartition(":")
-        here, port_here = await self._head().transport.forward(host, int(port))
+        here, port_here = await self.head().transport.forward(host, int(port))
         return f"{here}:{port_here}"
+
+    # --- ServedNodes ------------------------------------------------------------------------------------------------
+
+    def started_nodes(self) -> Sequence[NodeHandle]:
+        """See :class:`~skyward.engine.services.ServedNodes`."""
+        states = (NodeState.JOINING, NodeState.READY)
+        return [node for node in self._fleet.nodes if self._fleet.members[node.rank].state in states]
+
+    def separation(self) -> str:
+        """See :class:`~skyward.engine.services.ServedNodes`."""
+        return self._cluster.separation()
 
     def _ready_nodes(self) -> list[NodeHandle]:
         return [node for node in self._fleet.nodes if self._fleet.members[node.rank].state is NodeState.READY]
 
-    def _head(self) -> NodeHandle:
+    def head(self) -> NodeHandle:
+        """See :class:`~skyward.engine.services.ServedNodes`."""
         if HEAD not in self._fleet.wanted:
             raise PoolStateError("node 0, where the scheduler runs, is gone for good; pool.scale() brings another")
         for node in self._ready_nodes():
@@ -180,6 +155,7 @@ class Elastic:
 
     async def attach(self, node: NodeHandle) -> None:
         """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
+        self.services.order(node)
         await self._cluster.attach(node, _FIRST_ANSWER_S)
 
     def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
@@ -189,52 +165,4 @@ class Elastic:
     async def drain(self, rank: int) -> None:
         """See :class:`~skyward.provision.fleet.fleet.FleetUser`."""
         await self._cluster.idle(rank)
-        if self._dask_in_use:
-            try:
-                await self._retire_in_dask(rank)
-            except (OSError, PoolStateError) as error:
-                _logger.warning("Dask's data on node %d could not be moved and is computed again: %s", rank, error)
-
-    async def _retire_in_dask(self, rank: int) -> None:
-        info = await self._scheduler()
-        rpc = await asyncio.to_thread(_import_rpc)
-        async with (
-            asyncio.timeout(_RETIRE_S),
-            rpc(info.address, connection_args=info.security.get_connection_args("client")) as scheduler,
-        ):
-            names = worker_names(rank, self._workers_per_node)
-            await scheduler.retire_workers(names=list(names), close_workers=False, remove=True)
-
-
-def worker_names(rank: int, workers: int) -> tuple[str, ...]:
-    """Return the names of a node's workers in Dask."""
-    return tuple(f"node{rank}-worker{worker}" for worker in range(workers))
-
-
-def _security(tls: TlsIdentity) -> Security:
-    from skyward.wire.security import PoolSecurity  # imports distributed
-
-    return PoolSecurity(tls)
-
-
-def _import_rpc() -> Any:
-    from skyward.wire.dask_parts import rpc
-
-    return rpc
-
-
-def _differences(nodes: Iterable[NodeHandle]) -> Iterator[str]:
-    """Yield one message per node whose versions are incompatible with this process's Dask."""
-    here = {"python": _minor(platform.python_version())} | {name: version(name) for name in _COUNTERPARTS}
-    for node in nodes:
-        there = {**node.ready.packages, "python": _minor(node.ready.python)}
-        wrong = [f"{name} {mine} here, {there[name]} there" for name, mine in here.items() if there.get(name) != mine]
-        if wrong:
-            yield (
-                f"Dask needs the same versions in this process and on node {node.rank}: {'; '.join(wrong)}. "
-                "Leave these packages out of the image, or install its versions in this process's environment"
-            )
-
-
-def _minor(python: str) -> str:
-    return python.rpartition(".")[0]
+        await self.services.drain(rank, worker_names(rank, self._workers_per_node))

@@ -16,7 +16,6 @@ from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, keep
 from skyward.engine.calls import CallBatch, CallObserver, RemoteFuture
 from skyward.engine.certificates import issue
-from skyward.engine.dask_works import DaskWorks
 from skyward.engine.elastic import Elastic
 from skyward.engine.scheduler import Scheduler
 from skyward.errors import BudgetError, PoolStateError
@@ -45,7 +44,7 @@ from skyward.provision.fleet.fleet import Fleet
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle, open_node
 from skyward.request.request import PoolRequest
 from skyward.shipping.parcels import FunctionCache, wrap
-from skyward.submission import ArgumentMemo, FleetStatus, Invocation, NodeStatus, SchedulerInfo
+from skyward.submission import ArgumentMemo, FleetStatus, Invocation, NodeService, NodeStatus, ServiceAccess
 from skyward.wire.control import (
     Message,
     MetricsReport,
@@ -180,7 +179,6 @@ class RunningPool:
         self._begun_s = SYSTEM_CLOCK.elapsed()
         self._metrics: dict[str, Metrics] = {}
         self._reported: dict[str, Progress] = {}
-        self._dask = DaskWorks(self.publish)
 
     @property
     def instance_count(self) -> int:
@@ -252,9 +250,9 @@ class RunningPool:
         """Fetch files of nodes that run; see :meth:`skyward.api.pool.ComputePool.fetch`."""
         return self._loop.call(self.elastic.fetch(patterns, to, node))
 
-    def scheduler(self) -> SchedulerInfo:
-        """See :meth:`skyward.engine.elastic.Elastic.scheduler`."""
-        return self._loop.call(self.elastic.scheduler())
+    def service(self, service: NodeService) -> ServiceAccess:
+        """See :meth:`skyward.submission.ElasticFleet.service`."""
+        return self._loop.call(self.elastic.services.use(service))
 
     async def take_snapshot(self) -> PoolSnapshot:
         """Return the present state of the pool, which may be opening. On the loop."""
@@ -360,7 +358,12 @@ class RunningPool:
             observer=self._observer,
         )
         self._elastic = Elastic(
-            fleet, self._scheduler, tls=tls, publish=self._bus.publish, workers_per_node=workers_per_node
+            fleet,
+            self._scheduler,
+            tls=tls,
+            publish=self.publish,
+            workers_per_node=workers_per_node,
+            opened_with=(self._request.service_name, self._request.service),
         )
         await fleet.start(self._elastic)
         self._is_open = True
@@ -410,7 +413,8 @@ class RunningPool:
     def _on_node_message(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         if self._scheduler is not None:
             self._scheduler.handle(node, message)
-        self._dask.handle(node.instance.id, message)
+        if self._elastic is not None:
+            self._elastic.services.handle(node, message)
         if (event := _event_of(node, message)) is not None:
             if isinstance(event, Metrics):
                 self._metrics[event.instance_id] = event

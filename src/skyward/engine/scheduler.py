@@ -56,7 +56,7 @@ from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
 from skyward.shipping.blobs import Exchange
 from skyward.shipping.parcels import Parcel
 from skyward.submission import CallLimits
-from skyward.wire.control import Message, WorkerExit, WorkerRunning, WorkerStale
+from skyward.wire.control import Message, WorkerExit, WorkerRunning
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
@@ -616,9 +616,6 @@ class Scheduler:
                 # Without the rest of the pause between attempts to dial it.
                 if (link := self.links.get(WorkerId(node.rank, message.worker))) is not None and not link.linked:
                     link.nudge()
-            case WorkerStale():
-                if (worker_id := WorkerId(node.rank, message.worker)) in self.places:  # else it is leaving anyway
-                    self._renew_idle(worker_id, message.incarnation, "it joins the next scheduler")
             case _:
                 pass
 

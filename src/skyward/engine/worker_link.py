@@ -62,7 +62,7 @@ __all__ = [
 
 log = logging.getLogger("skyward.engine.lane")
 
-# The nanny starts a worker again by itself; after this many failures in a row its pool gives it up.
+# The supervisor starts a worker again by itself; after this many failures in a row its pool gives it up.
 _FAILED_STARTS = 5
 # Together 20 s, longer than it takes to detect a silent link: the verdict on the node comes first.
 _PUT_ATTEMPTS, _PUT_PAUSE_S = 40, 0.5

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import signal
 from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
-from skyward._concurrency.linux_parts import adopt_orphans, name_thread, open_descriptors, orphan_to_reap
+from skyward._concurrency.linux_parts import (
+    adopt_orphans,
+    name_thread,
+    open_descriptors,
+    orphan_to_reap,
+    wait_for_end,
+)
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
 
@@ -22,6 +31,7 @@ __all__ = [
     "close_on_exec",
     "descendants",
     "end_all",
+    "end_with_supervisor",
     "exit_reason",
     "is_stopped",
     "kill_all",
@@ -37,6 +47,9 @@ SUPERVISOR_LOG = "supervisor.log"
 log = logging.getLogger("skyward.node.processes")
 
 _END_S = 15.0
+# Seconds that a supervisor may take to end once its connection has closed: it closes its connections a moment before it
+# ends, and a zygote that lives ends the node's processes itself (docs/decisions/003).
+_DEATH_S = 1.0
 
 
 def become_subreaper() -> None:
@@ -116,11 +129,18 @@ def kill_all(instance_id: str, *, keep: Collection[int] = ()) -> int:
     doomed = [process for process in descendants(instance_id) if process.pid not in kept]
     for process in doomed:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            # A resource tracker ends by itself once the processes that it serves are gone, and only then removes their
-            # named semaphores. It is counted, and not killed.
-            if not any("resource_tracker" in word for word in process.cmdline()):
+            if not _is_resource_tracker(process):  # it is counted, and not killed
                 process.kill()
     return len(doomed)
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    """Return True for multiprocessing's tracker.
+
+    It ends by itself once the processes that it serves are gone, and only then removes their named semaphores and
+    shared memory.
+    """
+    return any("resource_tracker" in word for word in process.cmdline())
 
 
 async def end_all(instance_id: str) -> bool:
@@ -139,11 +159,28 @@ async def end_all(instance_id: str) -> bool:
     return True
 
 
+def end_with_supervisor(supervisor: int, zygote: int, *, instance_id: str, folder: str) -> NoReturn:
+    """End this process, whose supervisor has closed the connection; if the zygote was killed too, all of the node's.
+
+    Args:
+        supervisor: pid of the supervisor.
+        zygote: pid of the zygote.
+        instance_id: id that all processes of the node carry.
+        folder: folder in which the processes agree on the one that ends the others.
+    """
+    try:
+        if wait_for_end(supervisor, within_s=_DEATH_S) and wait_for_end(zygote, within_s=_END_S):
+            Path(folder, "ending").touch(exist_ok=False)
+            asyncio.run(end_all(instance_id))
+    finally:
+        os._exit(0)
+
+
 def kill_session(session: int) -> None:
     """Send SIGKILL to every process of a session, such as the children of a worker that led it."""
     for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(pid) == session:
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(pid) == session and not _is_resource_tracker(psutil.Process(pid)):
                 os.kill(pid, signal.SIGKILL)
 
 

@@ -27,7 +27,6 @@ from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE
 from skyward.transport.local import LocalAccess
-from skyward.wire.dask_parts import is_dask_here, needs_dask
 
 __all__ = ["INSTANCE_VARIABLE", "Local", "remove_blobs", "remove_folder"]
 
@@ -129,8 +128,6 @@ def _root() -> Path:
 
 
 def _check(request: PoolRequest) -> Offer:
-    if not is_dask_here():
-        raise ConfigurationError(needs_dask("Local(), whose nodes run in this environment,"))
     machine = _this_machine()
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: Local() has one machine, this one; leave it out")

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, cast
 from skyward.errors import ConfigurationError
 from skyward.request.accelerators import Accelerator, AcceleratorLike, parse_accelerator
 from skyward.request.checks import flag, gibibytes, positive_number, refusal, text, texts, whole_number
+from skyward.request.front_ends import COUNTERPARTS
 from skyward.request.image import EnvVars, Image, client_python
 from skyward.request.includes import included_files
 from skyward.request.instance import InstanceWish
@@ -135,6 +136,9 @@ class PoolRequest:
         max_cost: USD that the pool may cost in total; None is no limit.
         max_price_per_hour: USD that each machine may cost an hour; None is no limit.
         one_network: True if the nodes must reach each other.
+        service: module of a service to load on the nodes from the start; empty for none. See ``skyward.node.services``.
+        service_name: name of that service.
+        packages: distributions whose versions the nodes report.
     """
 
     image: Image
@@ -154,6 +158,9 @@ class PoolRequest:
     max_cost: float | None = None
     max_price_per_hour: float | None = None
     one_network: bool = False
+    service: str = ""
+    service_name: str = ""
+    packages: tuple[str, ...] = COUNTERPARTS
 
     @property
     def workers_per_node(self) -> int:

@@ -25,17 +25,17 @@ __all__ = [
     "Preempting",
     "PreemptionLikely",
     "Report",
-    "SchedulerExit",
-    "SchedulerRunning",
+    "RunService",
+    "ServiceExit",
+    "ServiceRunning",
     "Start",
     "Stop",
     "SupervisorTrouble",
-    "TasksReport",
     "TimeoutWarning",
     "VolumeTrouble",
+    "WorkProgress",
     "WorkerExit",
     "WorkerRunning",
-    "WorkerStale",
     "from_frame",
     "to_frame",
 ]
@@ -46,15 +46,28 @@ class Start:
     """Client to node: start the workers. Idempotent; running workers follow values that have changed.
 
     Attributes:
-        scheduler: ``tls://host:port`` of the scheduler with which the workers register: another node's, or the node's
-            own (:attr:`~skyward.wire.node_config.NodeReady.scheduler`), which it then starts.
-        head_addr: address of the node of that scheduler, for :class:`~skyward.wire.node_config.WorkerPlace`.
+        head_addr: address of the head node, for :class:`~skyward.wire.node_config.WorkerPlace`.
         total_nodes: target size of the fleet, for the same.
     """
 
-    scheduler: str
     head_addr: str
     total_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunService:
+    """Client to node: keep a service running. Idempotent; another address replaces the one before.
+
+    Attributes:
+        name: name of the service.
+        module: its module on the nodes; see :mod:`skyward.node.services`.
+        address: ``host:port`` of its process. The node whose :attr:`~skyward.wire.node_config.NodeReady.service` this
+            is runs that process; the workers of every node that gets the order join it.
+    """
+
+    name: str
+    module: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +116,17 @@ class Pong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRunning:
-    """Node to client: a worker has registered with the scheduler. Sent again, for each, on every new connection.
+    """Node to client: a worker accepts calls. Sent again, for each, on every new connection.
 
     Attributes:
         worker: index of the worker on its node.
         incarnation: id of this process; a worker that comes back has another.
         pid: its process id, on the node.
-        address: ``tls://host:port``, the same for every incarnation.
     """
 
     worker: int
     incarnation: str
     pid: int
-    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,21 +171,6 @@ class WorkerExit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStale:
-    """Node to client: a worker holds Dask's data for a lost scheduler, and cannot join the new one.
-
-    Its lane works as before. The client kills it once the lane is idle. Sent again on every new connection.
-
-    Attributes:
-        worker: index of the worker on its node.
-        incarnation: id of the process.
-    """
-
-    worker: int
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
     """Node to client: the outcome of a :class:`Fetch`.
 
@@ -194,16 +190,23 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerRunning:
-    """Node to client: the node's scheduler accepts connections."""
+class ServiceRunning:
+    """Node to client: the service's process accepts connections. Sent again on every new connection.
 
+    Attributes:
+        name: name of the service.
+        address: ``host:port`` of the process.
+    """
+
+    name: str
     address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerExit:
-    """Node to client: the scheduler's process has ended; the node starts it again, at the same address."""
+class ServiceExit:
+    """Node to client: the service's process has ended; the node starts it again, at the same address."""
 
+    name: str
     reason: str
 
 
@@ -269,8 +272,8 @@ class MetricsReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TasksReport:
-    """Node to client: progress of the tasks of Dask graphs with a label; see :class:`skyward.events.Progress`."""
+class WorkProgress:
+    """Node to client: progress of a service's work with a label; see :class:`skyward.events.Progress`."""
 
     label: str
     done: int
@@ -334,18 +337,17 @@ class Ending:
     timed_out: bool = False
 
 
-Command: TypeAlias = Start | Ping | Kill | Fetch | Stop
+Command: TypeAlias = Start | RunService | Ping | Kill | Fetch | Stop
 """Messages from the client."""
 Report: TypeAlias = (
     Pong
     | WorkerRunning
     | WorkerExit
-    | WorkerStale
     | Fetched
-    | SchedulerRunning
-    | SchedulerExit
+    | ServiceRunning
+    | ServiceExit
     | MetricsReport
-    | TasksReport
+    | WorkProgress
     | TimeoutWarning
     | VolumeTrouble
     | SupervisorTrouble
@@ -359,6 +361,7 @@ Message: TypeAlias = Command | Report
 # Without a version: a node runs the very files of its client's Skyward.
 _KINDS: dict[str, type[Message]] = {
     "start": Start,
+    "run_service": RunService,
     "ping": Ping,
     "kill": Kill,
     "fetch": Fetch,
@@ -366,12 +369,11 @@ _KINDS: dict[str, type[Message]] = {
     "pong": Pong,
     "worker": WorkerRunning,
     "worker_exit": WorkerExit,
-    "worker_stale": WorkerStale,
     "fetched": Fetched,
-    "scheduler": SchedulerRunning,
-    "scheduler_exit": SchedulerExit,
+    "service": ServiceRunning,
+    "service_exit": ServiceExit,
     "metrics": MetricsReport,
-    "tasks": TasksReport,
+    "work": WorkProgress,
     "warning": TimeoutWarning,
     "volumes": VolumeTrouble,
     "trouble": SupervisorTrouble,

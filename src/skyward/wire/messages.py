@@ -478,7 +478,7 @@ class PrintedLines(LaneItem):
         log_end: offset in the worker's log; captured output before it has been sent. 0 gives no offset.
     """
 
-    # Without log_end, the nanny's report of a dead worker's last output would repeat lines (decision 015).
+    # Without log_end, the supervisor's report of a dead worker's last output would repeat lines (decision 015).
     KIND: ClassVar = Kind.LINES
     call_id: int
     pieces: Sequence[LogPiece]

@@ -50,8 +50,7 @@ class NodeConfig:
         node: the node's rank, 0-based; it is reused by a replacement.
         total_nodes: the fleet's target size when the node was started.
         workers: number of worker processes on this node.
-        head: True if this node's workers join its own scheduler, unless :class:`~skyward.wire.control.Start` names
-            another.
+        head: True if this node is the head of its network: its workers start at once, and its process of ``service``.
         address: the address at which other nodes reach this one's ports.
         bind: the address of an interface, to which every port of the node binds; empty for ``address``.
         workdir: the node's own folder: logs, worker directories.
@@ -77,6 +76,9 @@ class NodeConfig:
         least_memory_bytes: requested memory, claimed in the same way.
         bought_cpu: cores of the rented machine as bought; the node uses no more, however many it sees. 0 is no limit.
         bought_memory_bytes: main memory as bought, in the same way.
+        service: module of the service that the pool is opened with, loaded before the workers start; empty for none.
+        service_name: name of that service.
+        packages: distributions whose versions the node reports.
     """
 
     pool_id: str
@@ -112,6 +114,9 @@ class NodeConfig:
     least_memory_bytes: int = 0
     bought_cpu: int = 0
     bought_memory_bytes: int = 0
+    service: str = ""
+    service_name: str = ""
+    packages: tuple[str, ...] = ()
 
     @property
     def binds_to(self) -> str:
@@ -130,7 +135,7 @@ class NodeConfig:
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
         """Return the configuration in the file's text."""
-        values = _fields(text, tuples=("accelerators", "mig", "power_off"))
+        values = _fields(text, tuples=("accelerators", "mig", "power_off", "packages"))
         values["watch"] = PreemptionWatch(**values["watch"]) if values.get("watch") else None
         values["volumes"] = tuple(map(GrantedVolume.from_dict, values.get("volumes", ())))
         return cls(**values)
@@ -145,8 +150,8 @@ class NodeReady:
 
     Attributes:
         control: ``host:port`` of the supervisor's control port (mutual TLS).
-        scheduler: ``tls://host:port`` of the node's scheduler, which runs only if workers join it.
-        workers: ``tls://host:port`` of each worker, by index.
+        service: ``host:port`` for the process of a service beside the workers, if the node runs one.
+        guests: ``host:port`` for a service's guest in each worker, by index.
         lanes: ``host:port`` of each worker's lane, by index.
         blobs: ``host:port`` at which other nodes of the pool get this one's large arguments (mutual TLS).
         call_ports: free ports of this node, handed out one per broadcast (``InstanceInfo.head_port``).
@@ -155,7 +160,7 @@ class NodeReady:
         blob_budget_bytes: size limit of ``blob_dir``: a quarter of ``memory_bytes``.
         pid: the supervisor's process id.
         python: the node's Python version.
-        packages: versions of the packages that must be the same at both ends of Dask.
+        packages: versions of those of :attr:`NodeConfig.packages` that are installed.
         cpu_count: usable cores: of the affinity, the cgroup's limit and the bought ones the fewest; the node's share of
             them where nodes share a machine.
         memory_bytes: usable memory: of the physical one, the cgroup's limit and the bought one the least; the node's
@@ -163,8 +168,8 @@ class NodeReady:
     """
 
     control: str
-    scheduler: str
-    workers: tuple[str, ...]
+    service: str
+    guests: tuple[str, ...]
     lanes: tuple[str, ...]
     blobs: str
     call_ports: tuple[int, ...]
@@ -184,7 +189,7 @@ class NodeReady:
     @classmethod
     def from_json(cls, text: str) -> NodeReady:
         """Return the facts in the line's text."""
-        return cls(**_fields(text, tuples=("workers", "lanes", "call_ports")))
+        return cls(**_fields(text, tuples=("guests", "lanes", "call_ports")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

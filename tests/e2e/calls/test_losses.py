@@ -138,7 +138,7 @@ def workers_of(instances: set[str]) -> list[int]:
     for process in processes_of(instances):
         try:
             parent = process.parent()
-            if os.getsid(process.pid) == process.pid and parent and parent.name() == "sky-forkserver":
+            if os.getsid(process.pid) == process.pid and parent and parent.name() == "sky-zygote":
                 found.append(process.pid)
         except (psutil.Error, ProcessLookupError):
             continue

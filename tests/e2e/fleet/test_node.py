@@ -1,4 +1,4 @@
-"""One real node: its supervisor, scheduler, nannies and workers, as processes of this machine."""
+"""One real node: its supervisor, service and workers, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
 import psutil
 import pytest
-from distributed import Client
 
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.engine.certificates import issue
-from skyward.node.processes import kill_all
-from skyward.node.supervisor.children import Child, Zygote
-from skyward.node.supervisor.survey import free_ports, make_plan, port_count
 from skyward.provision.preparing.control_client import ControlClient
 from skyward.transport.access import Completed
 from skyward.transport.local import LocalAccess, LocalTransport
@@ -36,8 +33,9 @@ from skyward.wire.control import (
     Message,
     MetricsReport,
     NodeMetrics,
-    SchedulerExit,
-    SchedulerRunning,
+    RunService,
+    ServiceExit,
+    ServiceRunning,
     Start,
     TimeoutWarning,
     WorkerExit,
@@ -45,10 +43,10 @@ from skyward.wire.control import (
 )
 from skyward.wire.frames import TlsIdentity, client_context
 from skyward.wire.node_config import NodeConfig, NodeReady
-from skyward.wire.security import PoolSecurity
+from support import task_service
+from support.task_service import guests_at, run_task
 
 M = TypeVar("M", bound=Message)
-R = TypeVar("R")
 
 WORKERS = 2
 DEADLINE_S = 30.0
@@ -73,7 +71,7 @@ def config(tmp_path: Path, identity: TlsIdentity) -> NodeConfig:
         head=True,
         address="127.61.7.1",
         workdir=str(tmp_path / "node"),
-        env={"COLOUR": "blue"},
+        env={"COLOUR": "blue", "PYTHONPATH": task_service.FOLDER},
         tls_ca=identity.ca,
         tls_cert=identity.cert,
         tls_key=identity.key,
@@ -88,6 +86,7 @@ class Node:
         self.config = config
         self.ready = ready
         self.workers: dict[int, WorkerRunning] = {}
+        self.service: ServiceRunning | None = None
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         identity = config.identity
         self.control = ControlClient(
@@ -100,6 +99,8 @@ class Node:
                 message = await self._messages.get()
                 if isinstance(message, WorkerRunning):
                     self.workers[message.worker] = message
+                if isinstance(message, ServiceRunning):
+                    self.service = message
                 if isinstance(message, kind):
                     return message
 
@@ -165,19 +166,15 @@ def assert_only_logs_left(node: Node) -> None:
     assert not {place for place in listening if place.ip == node.config.address}
 
 
-@contextlib.asynccontextmanager
-async def dask_client(config: NodeConfig, scheduler: str) -> AsyncIterator[Client]:
-    async with Client(scheduler, security=PoolSecurity(config.identity), asynchronous=True) as client:
-        yield client
-
-
-def by_value(function: Callable[..., R]) -> Callable[..., R]:
-    """As Dask pickles only what plain pickle cannot: workers know no module of the tests."""
-    return lambda *args: function(*args)  # noqa: PLW0108
+async def run_service(node: Node, address: str = "") -> None:
+    """Have the node run the service for tests, or join another one at an address."""
+    order = RunService(name=task_service.NAME, module=task_service.MODULE, address=address or node.ready.service)
+    await node.control.send(order)
 
 
 def kind_of_worker() -> dict[str, Any]:
     import numpy as np
+    import numpy.random
 
     return {
         "pid": os.getpid(),
@@ -188,31 +185,32 @@ def kind_of_worker() -> dict[str, Any]:
         "draw": float(np.random.random()),  # noqa: NPY002 - the state that forked processes would share
         "hash": hash("text"),
         "sigint": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        "heavy": sorted(sys.modules.keys() & {"dask", "distributed", "rich", "paramiko"}),
         "cwd": os.getcwd(),
     }
 
 
-@pytest.mark.full
-async def test_both_workers_run_and_register(config: NodeConfig) -> None:
-    started = time.perf_counter()
+@pytest.mark.parametrize("from_the_start", [True, False])
+async def test_both_workers_run_and_join_the_service(config: NodeConfig, from_the_start: bool) -> None:
+    if from_the_start:
+        config = replace(config, service=task_service.MODULE, service_name=task_service.NAME)
     async with running(config) as node:
-        ready_s = time.perf_counter() - started
         await node.all_running()
-        print(f"ready after {ready_s:.2f} s, {WORKERS} workers after {time.perf_counter() - started:.2f} s")
         assert "node.json" not in os.listdir(config.workdir)
-        assert [node.workers[i].address for i in range(WORKERS)] == list(node.ready.workers)
-        async with dask_client(config, node.ready.scheduler) as client:
-            await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
-            kinds = [await client.submit(by_value(kind_of_worker), workers=[a], pure=False) for a in node.ready.workers]
-            known = client.scheduler_info(n_workers=-1)["workers"]
-        assert {place["name"] for place in known.values()} == {"node0-worker0", "node0-worker1"}
-        assert {place["memory_limit"] for place in known.values()} == {node.ready.memory_bytes // WORKERS}
+        if not from_the_start:
+            assert not [process for process in node.processes() if process.name() == "sky-tasks"]
+            await run_service(node)
+        serving = node.service or await node.next(ServiceRunning)
+        assert serving.address == node.ready.service
+        kinds = [await run_task(guest, kind_of_worker) for guest in node.ready.guests]
+        assert await guests_at(node.ready.service) == ["node0-worker0", "node0-worker1"]
         for i, kind in enumerate(kinds):
             assert kind["pid"] == kind["session"] == node.workers[i].pid
             assert kind["incarnation"] == node.workers[i].incarnation
             assert kind["colour"] == "blue"
             assert kind["threads"] == str(max(1, node.ready.cpu_count // WORKERS))
             assert kind["sigint"]
+            assert kind["heavy"] == []
             assert kind["cwd"] == config.workdir
         assert kinds[0]["draw"] != kinds[1]["draw"]
         assert kinds[0]["hash"] == kinds[1]["hash"]
@@ -236,7 +234,6 @@ async def test_killed_worker_comes_back_as_another_incarnation_at_its_port(confi
             memory_limit_bytes=None,
             begun=0,
         )
-        assert second.address == first.address
         assert second.incarnation != first.incarnation
         assert second.pid != first.pid
 
@@ -260,22 +257,37 @@ def fork_a_sleeper() -> int:
 
 @pytest.mark.full
 async def test_exit_status_is_reported(config: NodeConfig) -> None:
-    async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
+    async with running(config) as node:
+        await run_service(node)
         await node.all_running()
-        client.submit(by_value(exit_with), 3, workers=[node.ready.workers[1]])
+        with contextlib.suppress(EOFError, ConnectionError):
+            await run_task(node.ready.guests[1], exit_with, 3)
         ended = await node.next(WorkerExit)
         assert (ended.worker, ended.exit_code, ended.reason) == (1, 3, "exited with status 3")
 
 
+async def test_a_guest_that_ends_its_worker_gives_the_reason(config: NodeConfig) -> None:
+    async with running(config) as node:
+        await run_service(node)
+        await node.all_running()
+        with contextlib.suppress(EOFError, ConnectionError):
+            await run_task(node.ready.guests[1], task_service.Ending, "it was restarted")
+        ended = await node.next(WorkerExit)
+        assert (ended.worker, ended.exit_code, ended.ended_for) == (1, 0, "it was restarted")
+        assert (await node.next(WorkerRunning)).worker == 1
+
+
 @pytest.mark.full
 async def test_forked_child_of_a_dead_worker_does_not_keep_its_port(config: NodeConfig) -> None:
-    async with running(config) as node, dask_client(config, node.ready.scheduler) as client:
+    async with running(config) as node:
+        await run_service(node)
         await node.all_running()
-        child = await client.submit(by_value(fork_a_sleeper), workers=[node.ready.workers[0]])
+        child = await run_task(node.ready.guests[0], fork_a_sleeper)
         assert psutil.pid_exists(child)
         os.kill(node.workers[0].pid, signal.SIGKILL)
         await node.next(WorkerExit)
-        assert (await node.next(WorkerRunning)).address == node.ready.workers[0]
+        assert (await node.next(WorkerRunning)).worker == 0
+        assert await run_task(node.ready.guests[0], os.getpid) == node.workers[0].pid
         await gone([child])
 
 
@@ -291,45 +303,42 @@ def eat_memory() -> int:
 
 
 async def test_worker_over_its_memory_limit_is_reported_so(config: NodeConfig) -> None:
-    earlier = [process.pid for process in psutil.Process().children()]  # Python's resource tracker, for one
-    os.mkdir(config.workdir)
-    plan = make_plan(config, control_port=0, blob_port=0, ports=free_ports(config.address, port_count(config)))
-    plan = replace(plan, ready=replace(plan.ready, memory_bytes=2 * 400 * MIB))
-    heard: asyncio.Queue[Message] = asyncio.Queue()
-    programs = ("skyward.node.supervisor.scheduler", "skyward.node.worker.nannies")
-    zygote = Zygote(programs, plan, on_exit=lambda reason: None)
-    children = [
-        Child(module, plan, zygote=zygote, on_report=heard.put_nowait, on_exit=lambda reason: None)
-        for module in programs
-    ]
-    children[1].send(Start(scheduler=plan.ready.scheduler, head_addr=config.address, total_nodes=1))
-    tasks = [asyncio.create_task(kept.keep()) for kept in (zygote, *children)]
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not isinstance(await heard.get(), WorkerRunning):
-                continue
-            async with dask_client(config, plan.ready.scheduler) as client:
-                client.submit(by_value(eat_memory), retries=0)
-                while not isinstance(ended := await heard.get(), WorkerExit):
-                    continue
+    async with running(replace(config, bought_memory_bytes=WORKERS * 400 * MIB)) as node:
+        await run_service(node)
+        await node.all_running()
+        with contextlib.suppress(EOFError, ConnectionError):
+            await run_task(node.ready.guests[0], eat_memory)
+        ended = await node.next(WorkerExit)
         assert ended.memory_limit_bytes == 400 * MIB
         assert ended.reason == "exceeded its memory limit of 0.4 GiB"
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-        async def none_left() -> bool | None:
-            return None if kill_all(config.instance_id, keep=earlier) else True
-
-        await wait_until(none_left, deadline_s=DEADLINE_S, interval_s=0.02, what="everything to end")
-        remove_folder(plan.ready.blob_dir)
 
 
-def semaphores_of(node: Node) -> set[str]:
-    """Named ones, which outlive their processes."""
-    maps = (mapped.path for process in node.processes() for mapped in process.memory_maps())
-    return {path for path in maps if path.startswith("/dev/shm/sem.")}
+async def test_a_worker_that_is_stopped_for_ten_seconds_is_replaced(config: NodeConfig) -> None:
+    async with running(config) as node:
+        await node.all_running()
+        os.kill(node.workers[1].pid, signal.SIGSTOP)
+        ended = await node.next(WorkerExit)
+        assert (ended.worker, ended.signal) == (1, 9)
+        assert ended.reason == "it was stopped, as by SIGSTOP, for 10 s, and was killed"
+
+
+def keep_memory() -> str:
+    """Leave named memory, which outlives its process."""
+    return SharedMemory(create=True, size=MIB).name
+
+
+async def test_shared_memory_of_a_killed_worker_is_removed(config: NodeConfig) -> None:
+    async with running(config) as node:
+        await run_service(node)
+        await node.all_running()
+        name = await run_task(node.ready.guests[0], keep_memory)
+        assert Path("/dev/shm", name).exists()
+        os.kill(node.workers[0].pid, signal.SIGKILL)
+
+        async def removed() -> bool | None:
+            return None if Path("/dev/shm", name).exists() else True
+
+        await wait_until(removed, deadline_s=DEADLINE_S, interval_s=0.02, what="the memory to be removed")
 
 
 def put_file(path: str) -> None:
@@ -352,16 +361,15 @@ def leave_a_daemon() -> int:
 @pytest.mark.full
 async def test_stop_leaves_nothing_not_even_what_calls_have_spawned(config: NodeConfig) -> None:
     async with running(config) as node:
+        await run_service(node)
         await node.all_running()
-        async with dask_client(config, node.ready.scheduler) as client:
-            daemon = await client.submit(by_value(leave_a_daemon))
-            put_file(f"{node.ready.blob_dir}/blob")
-            semaphores = semaphores_of(node)
+        daemon = await run_task(node.ready.guests[0], leave_a_daemon)
+        memory = Path("/dev/shm", await run_task(node.ready.guests[1], keep_memory))
+        put_file(f"{node.ready.blob_dir}/blob")
         await node.control.stop_node(DEADLINE_S)
         assert (await node.next(Ending)).reason == "the client asked for it"
         assert not psutil.pid_exists(daemon)
-        assert semaphores
-        assert not semaphores & {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+        assert not memory.exists()
         await nothing_left(node)
 
 
@@ -380,31 +388,39 @@ async def test_node_ends_at_its_timeout_and_warns_before(config: NodeConfig) -> 
         await nothing_left(node)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("role", ["zygote", "nannies"])
-async def test_dead_nanny_process_is_reported_and_replaced(config: NodeConfig, role: str) -> None:
+async def test_workers_end_with_the_process_that_they_were_forked_from_and_come_back(config: NodeConfig) -> None:
     async with running(config) as node:
         await node.all_running()
         before = dict(node.workers)
-        node.process_running(role).kill()
+        node.process_running("zygote").kill()
         ended = [await node.next(WorkerExit) for _ in range(WORKERS)]
         assert {report.incarnation for report in ended} == {worker.incarnation for worker in before.values()}
-        assert "nanny process" in ended[0].reason
+        assert ended[0].reason == "ended with the process that it was forked from"
         node.workers.clear()
         await node.all_running()
-        assert {worker.address for worker in node.workers.values()} == set(node.ready.workers)
 
 
-# In `make test`: dask/test_dask_losses.py, where a scheduler dies alone.
-@pytest.mark.full
-async def test_dead_scheduler_is_replaced_at_its_address(config: NodeConfig) -> None:
+async def test_dead_service_is_replaced_at_its_address_and_joined_again(config: NodeConfig) -> None:
     async with running(config) as node:
-        await node.all_running()
-        node.process_running("scheduler").kill()
-        assert "SIGKILL" in (await node.next(SchedulerExit)).reason
-        assert (await node.next(SchedulerRunning)).address == node.ready.scheduler
-        async with dask_client(config, node.ready.scheduler) as client:
-            await client.wait_for_workers(WORKERS, timeout=DEADLINE_S)
+        await run_service(node)
+        await node.next(ServiceRunning)
+        node.process_running("tasks").kill()
+        assert "SIGKILL" in (await node.next(ServiceExit)).reason
+        assert (await node.next(ServiceRunning)).address == node.ready.service
+        await joined(node.ready.service, 0, 1)
+
+
+async def joined(service: str, *workers: int, node: int = 0) -> None:
+    expected = {f"node{node}-worker{worker}" for worker in workers}
+
+    async def all_there() -> bool | NotYet:
+        try:
+            guests = set(await guests_at(service))
+        except ConnectionRefusedError:
+            return NotYet("the service")
+        return True if guests >= expected else NotYet(f"{guests}")
+
+    await wait_until(all_there, deadline_s=DEADLINE_S, interval_s=0.02, what=f"{expected} to join")
 
 
 @pytest.mark.parametrize("and_the", ["", pytest.param("sky-zygote", marks=pytest.mark.full)])
@@ -413,8 +429,8 @@ async def test_nothing_outlives_a_killed_supervisor(config: NodeConfig, and_the:
     node = Node(config, NodeReady.from_json(completed.stdout))
     await node.control.connect(DEADLINE_S)
     await node.all_running()
-    async with dask_client(config, node.ready.scheduler) as client:
-        assert psutil.pid_exists(await client.submit(by_value(leave_a_daemon)))
+    await run_service(node)
+    assert psutil.pid_exists(await run_task(node.ready.guests[0], leave_a_daemon))
     doomed = [node.ready.pid, *(process.pid for process in node.processes() if process.name() == and_the)]
     assert len(doomed) == (2 if and_the else 1)
     for pid in doomed:
@@ -429,38 +445,31 @@ async def test_nothing_outlives_a_killed_supervisor(config: NodeConfig, and_the:
     remove_folder(node.ready.blob_dir)
 
 
-# In `make test`: every pool of several nodes, as in test_fleet.py.
-@pytest.mark.full
-async def test_node_that_is_not_the_head_starts_workers_when_told_the_scheduler(config: NodeConfig) -> None:
+async def test_workers_of_another_node_start_when_told_and_follow_the_service_to_another_address(
+    config: NodeConfig,
+) -> None:
     other = replace(
         config,
         node=1,
         head=False,
-        address="127.61.7.2",
+        address="127.61.7.3",
+        bind="127.61.7.2",
         instance_id=config.instance_id + "b",
         workdir=config.workdir + "b",
     )
     async with running(config) as head, running(other) as node:
-        await node.control.send(Start(scheduler=head.ready.scheduler, head_addr=config.address, total_nodes=1))
-        await head.all_running()
+        await run_service(head)
+        await run_service(node, head.ready.service)
+        await node.control.send(Start(head_addr=config.address, total_nodes=2))
         await node.all_running()
-        async with dask_client(config, head.ready.scheduler) as client:
-            await client.wait_for_workers(2 * WORKERS, timeout=DEADLINE_S)
-        assert not [process for process in node.processes() if process.name() == "sky-scheduler"]
+        await joined(head.ready.service, 0, 1, node=1)
+        assert not [process for process in node.processes() if process.name() == "sky-tasks"]
 
-
-@pytest.mark.full
-async def test_node_behind_nat_starts_its_own_scheduler_when_that_is_named_and_is_known_by_its_address(
-    config: NodeConfig,
-) -> None:
-    behind_nat = replace(config, head=False, bind="127.61.7.2")
-    async with running(behind_nat) as node:
-        await node.control.send(Start(scheduler=node.ready.scheduler, head_addr=config.address, total_nodes=1))
-        await node.all_running()
-        async with dask_client(config, node.ready.scheduler.replace(config.address, behind_nat.bind)) as client:
-            known = (await client.scheduler.identity(n_workers=-1))["workers"]
-        assert set(known) == set(node.ready.workers)
-        assert {worker["nanny"].rpartition(":")[0] for worker in known.values()} == {f"tls://{config.address}"}
+        await run_service(node)  # behind NAT, it reaches its own ports where they are bound
+        assert (await node.next(ServiceRunning)).address == node.ready.service
+        await joined(node.ready.service.replace(other.address, other.bind), 0, 1, node=1)
+        await joined(head.ready.service, 0, 1)
+        assert await guests_at(head.ready.service) == ["node0-worker0", "node0-worker1"]
 
 
 async def test_node_that_cannot_start_says_why(config: NodeConfig) -> None:
@@ -511,7 +520,7 @@ async def test_strangers_get_no_answer_from_any_port(config: NodeConfig, identit
             for connection in psutil.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN and connection.pid in pids
         }
-        assert len(places) == 1 + 1 + 1 + 3 * WORKERS
+        assert len(places) == 1 + 1 + WORKERS
         assert {ip for ip, _ in places} == {config.address}
         for who, context in strangers(identity):
             answers = await asyncio.gather(*(answer_to(place, context) for place in places))

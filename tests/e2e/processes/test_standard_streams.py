@@ -143,6 +143,6 @@ def test_no_process_of_a_node_has_a_channel_as_standard_input(pool: sky.ComputeP
             return False
 
     found = {process.name(): process.pid for process in psutil.process_iter() if of_node(process)}
-    expected = {"sky-supervisor", "sky-zygote", "sky-scheduler", "sky-nannies", "sky-forkserver", "sky-worker"}
+    expected = {"sky-supervisor", "sky-zygote", "sky-worker"}
     assert expected <= set(found)
     assert {name: os.readlink(f"/proc/{pid}/fd/0") for name, pid in found.items()} == dict.fromkeys(found, os.devnull)

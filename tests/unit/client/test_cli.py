@@ -515,11 +515,11 @@ def test_doctor_says_how_to_mend_a_ledger_and_a_folder_and_what_crashed(
     assert "fail ledger" in done.output
 
 
-def test_doctor_warns_where_the_packages_of_local_pools_are_missing() -> None:
-    [found] = _requirement('sky-no-such>=1; extra == "local"')
+def test_doctor_warns_where_the_packages_of_dask_are_missing() -> None:
+    [found] = _requirement('sky-no-such>=1; extra == "dask"')
 
     assert (found.state, found.found) == ("warn", "not installed")
-    assert "pip install 'skyward-fleet[local]'" in found.fix
+    assert "pip install 'skyward-fleet[dask]'" in found.fix
     assert [each.state for each in _requirement("sky-no-such>=1")] == ["fail"]
     assert [*_requirement('sky-no-such>=1; extra == "otel"')] == []
 

@@ -21,7 +21,7 @@ from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.shipping.blobs import Blob
 from skyward.transport.local import LocalAccess
-from skyward.wire.control import WorkerExit, WorkerStale
+from skyward.wire.control import WorkerExit
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
     CallHeader,
@@ -208,21 +208,6 @@ async def test_a_call_whose_array_is_on_its_way_to_a_node_that_dies_runs_elsewhe
             await asyncio.sleep(0.01)
 
     assert shipped.sink.outcomes == []
-
-
-async def test_a_node_that_goes_does_its_own_calls_although_its_worker_became_stale(stage: Stage) -> None:
-    for rank in (0, 1):
-        await stage.attach(rank)
-    calls = [call(number, pinned=WorkerId(1, 0)) for number in (1, 2)]
-    stage.scheduler.enter(calls)
-    stage.scheduler.retire([1])
-    stage.scheduler.handle(stage.handle(1), WorkerStale(worker=0, incarnation="first"))
-    idle = asyncio.ensure_future(stage.scheduler.idle(1))
-    done, _ = await asyncio.wait([idle], timeout=0.1)
-    idle.cancel()
-
-    assert not done
-    assert [len(each.sink.outcomes) for each in calls] == [0, 0]
 
 
 async def test_a_spent_process_is_killed_until_its_supervisor_knows_it(stage: Stage) -> None:

@@ -30,7 +30,7 @@ TOOLS = (
 )
 """What every machine has."""
 
-PROGRAMS = ("supervisor/supervisor", "supervisor/scheduler", "worker/nannies", "worker/worker")
+PROGRAMS = ("supervisor/supervisor", "supervisor/service_process", "worker/worker")
 
 
 class Machine(LocalTransport):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import gc
+
+import dask.config
 from distributed import Client, Security
-from distributed.comm import connect
-from distributed.comm.registry import backends
-from distributed.comm.tcp import TLSBackend
 
 from skyward_dask import SkywardCluster
-from skyward_dask.clients import admit_by_address
+from skyward_dask.clients import load_security, scheduler_of
+
+LOADER = "distributed.client.security-loader"
 
 
 def test_a_clients_certificates_are_those_of_the_running_cluster_at_its_address(cluster):
@@ -22,31 +23,17 @@ def test_certificates_can_be_given_with_the_address(cluster):
         assert client.submit(pow, 2, 5).result() == 32
 
 
-async def test_a_closed_clusters_address_admits_nobody(fleet):
+def test_a_forgotten_clusters_address_has_no_certificates(fleet):
     with SkywardCluster(fleet) as cluster:
         address = cluster.scheduler_address
+        assert isinstance(load_security({"address": address}), Security)
 
-    with pytest.raises(TypeError, match="ssl_context"):
-        await connect(address, **Security().get_connection_args("client"))
-
-
-async def test_a_client_that_outlives_its_cluster_is_told_so_and_stops_dialling(fleet):
-    """Dask's client dials again after OSErrors until its timeout, after others for ever: its program never ended."""
-    arguments = Security().get_connection_args("client")
-    with SkywardCluster(fleet) as cluster:
-        address = cluster.scheduler_address
-        comm = await connect(address, **arguments)
-        await comm.close()
-
-    with pytest.raises(OSError, match=f"the SkywardCluster at {address} is closed"):
-        await connect(address, **arguments)
+    del cluster
+    gc.collect()
+    assert load_security({"address": address}) is None
 
 
-def test_another_librarys_backend_for_tls_stays(cluster, monkeypatch):
-    class Theirs(TLSBackend):
-        pass
-
-    monkeypatch.setitem(backends, "tls", Theirs())
-    admit_by_address(cluster)
-
-    assert type(backends["tls"]) is Theirs
+def test_the_users_own_loader_of_certificates_stays(fleet):
+    with dask.config.set({LOADER: "theirs.load"}):
+        scheduler_of(fleet)
+        assert dask.config.get(LOADER) == "theirs.load"

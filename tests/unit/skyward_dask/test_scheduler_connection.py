@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from distributed import Client
 
-from skyward.errors import ConfigurationError
 from skyward_dask import SkywardCluster
-from support.elastic_fleet import FakeElasticFleet
+from skyward_dask.clients import scheduler_of
 
 
 def test_a_new_client_works_on_the_new_scheduler(cluster, fleet):
@@ -15,7 +13,7 @@ def test_a_new_client_works_on_the_new_scheduler(cluster, fleet):
     fleet.replace_scheduler()
     with Client(cluster) as client:
         assert client.submit(pow, 2, 5).result() == 32
-    assert cluster.scheduler_address == fleet.scheduler.address != before
+    assert cluster.scheduler_address == scheduler_of(fleet).address != before
     assert cluster.name == "tests"
 
 
@@ -46,14 +44,3 @@ async def test_asynchronously_too(fleet):
 def test_a_cluster_can_close_while_its_scheduler_is_away(fleet):
     with SkywardCluster(fleet, scheduler_sync_interval="50ms"):
         fleet.lose_scheduler()
-
-
-class TestVersions:
-    @pytest.mark.parametrize("package", ["dask", "distributed", "cloudpickle"])
-    def test_nodes_with_others_are_refused_before_anything_runs(self, package):
-        with FakeElasticFleet() as fleet:
-            fleet.versions = {package: "1.2.3"}
-            with pytest.raises(
-                ConfigurationError, match=rf"this process has {package} .*the scheduler has {package} 1"
-            ):
-                SkywardCluster(fleet)

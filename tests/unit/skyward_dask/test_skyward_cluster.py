@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import skyward as sky
 from skyward.api.pool import ComputePool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward_dask import SkywardCluster
-from skyward_dask.skyward_cluster import PoolParams
+from skyward_dask.cluster import PoolParams
 from support.elastic_fleet import FakeElasticFleet
 
 
@@ -148,11 +149,18 @@ fleet = FakeElasticFleet()
 fleet.__enter__()
 atexit.register(fleet.__exit__, None, None, None)
 atexit.register(lambda: print(cluster.status.name))
-import skyward_dask.skyward_cluster
+import skyward_dask.cluster
 cluster = SkywardCluster(fleet)
-atexit.register(skyward_dask.skyward_cluster.close_clusters)
+atexit.register(skyward_dask.cluster.close_clusters)
 """
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.split() == ["closed"]
 
@@ -223,8 +231,7 @@ class TestAsynchronously:
 
 
 class Unreachable(FakeElasticFleet):
-    @property
-    def scheduler(self):
+    def service(self, service):
         raise OSError("no way to the head node")
 
 

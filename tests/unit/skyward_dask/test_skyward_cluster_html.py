@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from skyward.submission import FleetStatus, NodeStatus
-from skyward_dask.skyward_cluster import fleet_rows, scaling_table
+from skyward_dask.cluster import fleet_rows, scaling_table
 
 H100 = NodeStatus(
     rank=0, state="ready", workers=("node0-worker0",), accelerators=("H100",) * 8, spot=True, price_per_hour=10.0

@@ -17,7 +17,7 @@ from tornado.iostream import IOStream, StreamClosedError
 from skyward.engine.certificates import issue
 from skyward.wire.connection import Connection
 from skyward.wire.frames import TlsIdentity, client_context, forget_tls_errors, server_context
-from skyward.wire.security import PoolSecurity
+from skyward_dask.security import PoolSecurity
 
 
 def sockets() -> tuple[socket.socket, socket.socket]:

@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -68,7 +69,12 @@ class InstanceProfile:
 
 
 def import_nvml() -> Any:
-    """Import the :mod:`pynvml` module. Raises ImportError."""
+    """Import the :mod:`pynvml` module. Raises ImportError, also without the driver."""
+    if shutil.which("nvidia-smi") is None:  # first: the module takes 60 ms and 14 MiB
+        try:
+            ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            raise ImportError(f"no NVIDIA driver: {error}") from error
     return importlib.import_module("pynvml")
 
 

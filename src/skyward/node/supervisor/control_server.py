@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from skyward.wire.control import Command, Fetch, Kill, Ping, Report, Start, Stop, from_frame, to_frame
+from skyward.wire.control import Command, Fetch, Kill, Ping, Report, RunService, Start, Stop, from_frame, to_frame
 from skyward.wire.frames import FrameError, TlsIdentity, read_frame, server_context, write_frame
 from skyward.wire.listening import StreamPort, Streams
 
@@ -91,7 +91,7 @@ class ControlServer:
     async def _listen_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             message = from_frame(await read_frame(reader))
-            if not isinstance(message, Start | Ping | Kill | Fetch | Stop):
+            if not isinstance(message, Start | RunService | Ping | Kill | Fetch | Stop):
                 raise FrameError(f"a client may not say {message!r}")
             self._handler.told(message, lambda report: _send(writer, report))
 

@@ -19,9 +19,8 @@ from skyward._concurrency.descriptors import raise_descriptor_limit
 from skyward._concurrency.linux_parts import process_limits
 from skyward.errors import SkywardError
 from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process
-from skyward.node.supervisor.children import Spare
+from skyward.node.supervisor.fork_server import fork_zygote, show_arguments, show_variable
 from skyward.node.supervisor.known_environment import VISIBLE, known_environment, visible_environment
-from skyward.node.supervisor.proc_entry import show_arguments, show_variable
 from skyward.node.supervisor.start_order import (
     PROGRAM,
     TEMPLATE_VARIABLE,
@@ -30,7 +29,7 @@ from skyward.node.supervisor.start_order import (
     read_volumes,
 )
 from skyward.node.supervisor.supervisor import Supervisor
-from skyward.node.supervisor.zygote import fork_zygote
+from skyward.node.supervisor.zygote import Spare
 from skyward.wire.node_config import NodeConfig, NodeReady
 
 __all__ = ["main", "run_program"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["NO_DASK_SETTINGS", "VISIBLE", "known_environment", "visible_environment"]
+__all__ = ["KNOWN", "VISIBLE", "known_environment", "visible_environment"]
 
 VISIBLE: Final = "--visible"
 """Argument of a supervisor on the client's own machine, whose variables are visible in calls."""
 
-NO_DASK_SETTINGS: Final = {"DASK_ROOT_CONFIG": "/dev/null/none"}
-"""Variable by which a node's programs know that no file of the host configures Dask."""
+KNOWN: Final = {"SKYWARD_ENVIRONMENT": "known"}
+"""Variable by which a node's programs know that no settings of the host's login count."""
 
 _NAMES: Final = frozenset(
     {
@@ -48,7 +48,7 @@ def known_environment(variables: Mapping[str, str]) -> dict[str, str]:
     language = {
         name: value for name, value in variables.items() if _is_of_language(name) and value.lower().endswith(_UTF_8)
     }
-    return {"LANG": _LANGUAGE} | language | kept | NO_DASK_SETTINGS
+    return {"LANG": _LANGUAGE} | language | kept | KNOWN
 
 
 def visible_environment(variables: Mapping[str, str]) -> dict[str, str]:

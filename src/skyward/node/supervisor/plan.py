@@ -1,23 +1,56 @@
-"""Plan of a node by its supervisor, as the node's processes receive it."""
+"""Plan of a node by its supervisor, as the node's processes receive it: ports, folders, memory, devices."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import math
 import os
-from dataclasses import asdict, dataclass
+import platform
+import random
+import secrets
+import shutil
+import socket
+import stat
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import psutil
+
+from skyward._concurrency.linux_parts import SHARED_MEMORY, ephemeral_ports, usable_cores
+from skyward.node.cgroups import find_cpu_limit, find_memory_cgroup
 from skyward.node.gpu.driver import Device
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig, NodeReady, WorkerPlace
 
-__all__ = ["DASK_ENV", "NodePlan", "thread_variables"]
+__all__ = [
+    "HASH_SEED",
+    "NodePlan",
+    "claim_ports",
+    "cpu_count",
+    "free_ports",
+    "make_folders",
+    "make_plan",
+    "memory_bytes",
+    "package_versions",
+    "port_count",
+    "share_of",
+    "thread_variables",
+    "usable",
+]
 
-# Dask's nannies put variables into a worker's environment just before they start it, but ours fork workers from a
-# process that is older. The hash seed makes the workers of all nodes hash alike; any number does. Dask's
-# MALLOC_TRIM_THRESHOLD_ is left out: it keeps glibc from adapting to large arrays, which would be mapped, zeroed and
-# unmapped every time.
-DASK_ENV = {"PYTHONHASHSEED": "6640"}
+_BLOB_SHARE = 4
+_CALL_PORTS = 32
+
+_UNIT = 64
+"""Ports claimed together: the first one is bound for as long as the claim holds, the others are for use."""
+_LOWEST_PORT = 10_240
+
+HASH_SEED = {"PYTHONHASHSEED": "6640"}
+"""Variable with which the workers of all nodes hash alike; any number does."""
 _THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -34,13 +67,11 @@ class NodePlan:
     Attributes:
         config: the client's configuration.
         ready: ports, folders and sizes.
-        nanny_ports: port of each worker's nanny, by index.
         devices: devices of the workers, in the order in which they are dealt out.
     """
 
     config: NodeConfig
     ready: NodeReady
-    nanny_ports: tuple[int, ...]
     devices: tuple[Device, ...] = ()
 
     @property
@@ -49,8 +80,8 @@ class NodePlan:
         return self.ready.memory_bytes // self.config.workers
 
     def here(self, address: str) -> str:
-        """Return ``tls://host:port`` of one of this node's servers as its own processes reach it."""
-        return f"tls://{self.config.binds_to}:{address.rpartition(':')[2]}"
+        """Return ``host:port`` of one of this node's servers as its own processes reach it."""
+        return f"{self.config.binds_to}:{address.rpartition(':')[2]}"
 
     @property
     def worker_folder(self) -> str:
@@ -68,14 +99,10 @@ class NodePlan:
     def process_env(self) -> dict[str, str]:
         """Return the variables of every process of the node, besides those that the supervisor has."""
         ours = thread_variables(self.config, self.ready.cpu_count)
-        if not all(device.shown_as.isdecimal() for device in self.devices):
-            # Dask's monitor takes CUDA_VISIBLE_DEVICES apart, and its process ends where a part of a GPU has fewer
-            # properties than a whole one.
-            ours |= {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
         # A loop inside a call counts the machine's cores otherwise.
         if self.config.sharers > 1 or self.config.bought_cpu:
             ours |= {"LOKY_MAX_CPU_COUNT": str(self.ready.cpu_count)}
-        return DASK_ENV | ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
+        return HASH_SEED | ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
 
     def devices_of(self, worker: int) -> tuple[Device, ...]:
         """Return the devices of worker number ``worker``.
@@ -86,13 +113,11 @@ class NodePlan:
             return ()
         return self.devices[worker :: self.config.workers] or (self.devices[worker % len(self.devices)],)
 
-    def resources(self, worker: int) -> dict[str, float]:
-        """Return the worker's resources for Dask: ``{"GPU": n}``, a fraction where an accelerator is shared."""
+    def accelerators_of(self, worker: int) -> float:
+        """Return the worker's number of devices, a fraction where workers share one."""
         devices = self.devices_of(worker)
-        if not devices:
-            return {}
         sharing = sum(self.devices_of(other) == devices for other in range(self.config.workers))
-        return {"GPU": len(devices) / sharing}
+        return len(devices) / sharing
 
     def place(self, worker: int, order: Start) -> WorkerPlace:
         """Return the place of worker number ``worker`` in its pool."""
@@ -147,15 +172,166 @@ class NodePlan:
     def to_json(self) -> str:
         """Return the plan as one line. It holds the node's private key: never in a log, an argument or a variable."""
         config, ready = json.loads(self.config.to_json()), json.loads(self.ready.to_json())
-        return json.dumps([config, ready, self.nanny_ports, [asdict(device) for device in self.devices]])
+        return json.dumps([config, ready, [asdict(device) for device in self.devices]])
 
     @classmethod
     def from_json(cls, text: str) -> NodePlan:
         """Read the line."""
-        config, ready, nanny_ports, devices = json.loads(text)
+        config, ready, devices = json.loads(text)
         return cls(
             config=NodeConfig.from_json(json.dumps(config)),
             ready=NodeReady.from_json(json.dumps(ready)),
-            nanny_ports=tuple(nanny_ports),
             devices=tuple(Device(**device) for device in devices),
         )
+
+
+def port_count(config: NodeConfig) -> int:
+    """Return how many ports a node's plan needs, the two of its supervisor not counted."""
+    return 1 + 2 * config.workers + _CALL_PORTS
+
+
+@contextlib.contextmanager
+def claim_ports(address: str, count: int) -> Generator[tuple[int, ...]]:
+    """Reserve ``count`` TCP ports of ``address`` until the context ends, without binding them.
+
+    Nodes on one address never share a port, and no outgoing connection takes one: the ports lie outside of the
+    system's ephemeral range. Where that leaves too few, the rest are merely free at the moment.
+    """
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        for first in _units():
+            if len(ports) >= count:
+                break
+            if (claim := _bound(address, first)) is not None:
+                held.enter_context(claim)
+                ports += [port for port in range(first + 1, first + _UNIT) if _is_free(address, port)]
+        ports += free_ports(address, max(0, count - len(ports)))
+        yield tuple(ports[:count])
+
+
+def _units() -> list[int]:
+    low, high = ephemeral_ports()
+    starts = [first for first in range(_LOWEST_PORT, 65_536 - _UNIT + 1, _UNIT) if first + _UNIT <= low or first > high]
+    return random.sample(starts, len(starts))
+
+
+def _bound(address: str, port: int) -> socket.socket | None:
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        sock.bind((address, port))
+    except OSError:  # in use
+        sock.close()
+        return None
+    return sock
+
+
+def _is_free(address: str, port: int) -> bool:
+    sock = _bound(address, port)
+    if sock is not None:
+        sock.close()
+    return sock is not None
+
+
+def free_ports(address: str, count: int) -> tuple[int, ...]:
+    """Return ``count`` different TCP ports of ``address`` that are free at the moment."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server((address, 0), backlog=1)) for _ in range(count)]
+        return tuple(sock.getsockname()[1] for sock in sockets)
+
+
+def cpu_count(bought: int = 0) -> int:
+    """Return the number of cores that this process may use: of its affinity, its cgroup, and ``bought`` the fewest."""
+    return usable(usable_cores(), find_cpu_limit(), bought)
+
+
+def memory_bytes(bought: int = 0) -> int:
+    """Return the usable memory: of the physical one, the cgroup's limit, and ``bought`` the least."""
+    physical: int = psutil.virtual_memory().total
+    cgroup = find_memory_cgroup()
+    return usable(physical, cgroup.limit_bytes if cgroup else None, bought)
+
+
+def usable(seen: int, *limits: float | None) -> int:
+    """Return the smallest of ``seen`` and the limits, of which None and 0 are none.
+
+    A part of a core counts as a core: a thread too many waits for its turn, one too few leaves bought time unused.
+    """
+    return math.ceil(min([seen, *filter(None, limits)]))
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those of the distributions that are installed."""
+    versions: dict[str, str] = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
+def share_of(whole: int, *, sharers: int, least: int) -> int:
+    """Return a node's part of a machine's resource: an equal one, or more if ``least`` is more; at least 1."""
+    return min(whole, max(whole // sharers, least, 1))
+
+
+def make_plan(
+    config: NodeConfig,
+    *,
+    control_port: int,
+    blob_port: int,
+    ports: Sequence[int],
+    devices: tuple[Device, ...] = (),
+) -> NodePlan:
+    """Choose everything else that stays fixed for the node's life, and make the blob folders.
+
+    Args:
+        config: the client's configuration.
+        control_port: port of the supervisor.
+        blob_port: port at which other nodes get large arguments.
+        ports: :func:`port_count` ports for everything else.
+        devices: devices of the workers.
+    """
+    memory = share_of(memory_bytes(config.bought_memory_bytes), sharers=config.sharers, least=config.least_memory_bytes)
+    blob_dir, blob_dir_disk = make_folders(config)
+    numbers = iter(ports)
+    service, *guests = itertools.islice(numbers, 1 + config.workers)
+    lanes = tuple(itertools.islice(numbers, config.workers))
+    ready = NodeReady(
+        control=f"{config.binds_to}:{control_port}",
+        service=f"{config.address}:{service}",
+        guests=tuple(f"{config.address}:{port}" for port in guests),
+        lanes=tuple(f"{config.binds_to}:{port}" for port in lanes),
+        blobs=f"{config.address}:{blob_port}",
+        call_ports=tuple(itertools.islice(numbers, _CALL_PORTS)),
+        blob_dir=str(blob_dir),
+        blob_dir_disk=str(blob_dir_disk),
+        blob_budget_bytes=min(memory // _BLOB_SHARE, shutil.disk_usage(blob_dir).free),
+        pid=os.getpid(),
+        python=platform.python_version(),
+        packages=package_versions(config.packages),
+        cpu_count=share_of(cpu_count(config.bought_cpu), sharers=config.sharers, least=config.least_cpu),
+        memory_bytes=memory,
+    )
+    # The volumes' keys are the supervisor's only.
+    return NodePlan(config=replace(config, volumes=()), ready=ready, devices=devices)
+
+
+def make_folders(config: NodeConfig) -> tuple[Path, Path]:
+    """Make the folder for large arguments in memory and the one on disk, which are one where memory has none.
+
+    Any user of the machine may create names in memory's folder: the name cannot be guessed and must not exist yet, so
+    that nobody can put a folder or a link of their own there.
+
+    Raises:
+        PermissionError: what stands in the place of the one on disk is no folder of this user alone.
+    """
+    disk = Path(config.workdir, "blobs")
+    disk.mkdir(mode=0o700, exist_ok=True)
+    found = disk.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{disk} is no folder of this user alone")
+    if not SHARED_MEMORY.is_dir():
+        return disk, disk
+    # Short, since the path of a socket in it may have 107 characters.
+    memory = SHARED_MEMORY / f"skyward-{os.getuid()}-{config.instance_id}-{secrets.token_hex(8)}"
+    memory.mkdir(mode=0o700)
+    return memory, disk

@@ -16,6 +16,7 @@ __all__ = [
     "TEMPLATE_VARIABLE",
     "VOLUMES_REQUEST",
     "StartOrder",
+    "node_programs",
     "read_volumes",
     "start_variables",
     "volumes_line",
@@ -59,6 +60,12 @@ _START_PREFIXES = (
 )
 """Beginnings of the names of variables that are read once, at a program's start, by the dynamic loader, the C library,
 Python or a module that a template imports."""
+
+
+def node_programs(config: NodeConfig) -> tuple[str, ...]:
+    """Return the modules of a node's processes, to be imported before they are forked."""
+    service = (config.service,) if config.service else ()
+    return ("skyward.node.worker.worker", "skyward.node.supervisor.service_process", *service)
 
 
 def start_variables(env: Mapping[str, str]) -> dict[str, str]:

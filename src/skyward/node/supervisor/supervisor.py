@@ -6,11 +6,8 @@ It needs neither a worker nor the client to be alive, and imports nothing heavy:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -28,37 +25,36 @@ from skyward.node.processes import (
 )
 from skyward.node.storage.blob_port import BlobPort
 from skyward.node.storage.write_back import VolumeKeeper
-from skyward.node.supervisor.children import Child, Spare, Zygote
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.node.supervisor.lease import Lease
-from skyward.node.supervisor.plan import NodePlan
+from skyward.node.supervisor.plan import NodePlan, claim_ports, make_plan, port_count
 from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
 from skyward.node.supervisor.sampling import open_sampler
-from skyward.node.supervisor.survey import claim_ports, make_plan, port_count
-from skyward.node.worker.begun import mark_path, process_at
+from skyward.node.supervisor.service_process import ServiceProcess
+from skyward.node.supervisor.start_order import node_programs
+from skyward.node.supervisor.worker_slot import WorkerSlot
+from skyward.node.supervisor.zygote import Spare, Zygote
 from skyward.transport.access import TAGS_FILE
 from skyward.wire.control import (
     Command,
     Ending,
     Fetch,
     Kill,
-    Message,
     MetricsReport,
     Ping,
     Pong,
     Preempting,
     Report,
-    SchedulerExit,
-    SchedulerRunning,
+    RunService,
+    ServiceExit,
+    ServiceRunning,
     Start,
     Stop,
     SupervisorTrouble,
-    TasksReport,
     TimeoutWarning,
     VolumeTrouble,
-    WorkerExit,
     WorkerRunning,
-    WorkerStale,
+    WorkProgress,
 )
 from skyward.wire.node_config import NodeConfig, NodeReady
 
@@ -66,9 +62,8 @@ __all__ = ["Supervisor"]
 
 log = logging.getLogger("skyward.node.supervisor")
 
-_SCHEDULER = "skyward.node.supervisor.scheduler"
-_NANNIES = "skyward.node.worker.nannies"
 _TICK_S = 0.25
+_LOOK_S = 0.1
 _FAILED_STARTS = 3
 _LOG_CHARS = 2000
 _POWER_OFF_S = 30.0
@@ -94,21 +89,17 @@ class Supervisor:
         self._identity = config.identity
         self._server = ControlServer(self)
         self._blobs = BlobPort(self._identity)
-        self._workers: dict[int, WorkerRunning] = {}
-        self._stale: dict[int, WorkerStale] = {}
-        self._scheduler: SchedulerRunning | None = None
         self._came_up = False
         self._failed_starts = 0
         self._hopeless = ""
         self._has_client = False
         self._spare = spare
         self._zygote: Zygote | None = None
-        self._nannies: Child | None = None
+        self._slots: list[WorkerSlot] = []
+        self._service: ServiceProcess | None = None
+        self._service_running: ServiceRunning | None = None
+        self._service_order: RunService | None = None
         self._plan: NodePlan | None = None
-        self._order: Start | None = None
-        self._leads = asyncio.Event()
-        if config.head:
-            self._leads.set()
         self._volumes = VolumeKeeper(config, lambda reason: self._server.broadcast(VolumeTrouble(reason=reason)))
         self._preemption = PreemptionWatcher(config.watch, tell=self._taken_back) if config.watch else None
         self._devices = NodeDevices(config)
@@ -177,9 +168,10 @@ class Supervisor:
 
     def state(self) -> list[Report]:
         """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
-        scheduler = [self._scheduler] if self._scheduler else []
+        service = [self._service_running] if self._service_running else []
+        workers = [slot.running for slot in self._slots if slot.running is not None]
         preemption = self._preemption.news() if self._preemption else []
-        return [*scheduler, *self._workers.values(), *self._stale.values(), *preemption]
+        return [*service, *workers, *preemption]
 
     def told(self, command: Command, reply: Callable[[Report], None]) -> None:
         """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
@@ -188,10 +180,12 @@ class Supervisor:
             case Ping(n=n):
                 reply(Pong(n=n))
             case Start():
-                self._order = command
-                self._start_workers(command)
+                for slot in self._slots:
+                    slot.follow(command)
+            case RunService():
+                self._run_service(command)
             case Kill():
-                self._kill_worker(command)
+                self._slots[command.worker].kill(command.incarnation)
             case Fetch():
                 self._blobs.fetch(command, self._server.broadcast)
             case Stop():
@@ -208,30 +202,37 @@ class Supervisor:
         return [keep(live, what=what, report=report) for what, live in self._loops(plan).items()]
 
     def _loops(self, plan: NodePlan) -> dict[str, Callable[[], Awaitable[None]]]:
+        config = self._config
         self._plan = plan
-        programs = [_SCHEDULER, _NANNIES]
-        self._zygote = zygote = Zygote(programs, plan, on_exit=self._on_zygote_exit, spare=self._spare)
-        scheduling = Child(_SCHEDULER, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_scheduler_exit)
-        self._nannies = Child(_NANNIES, plan, zygote=zygote, on_report=self._on_report, on_exit=self._on_nannies_exit)
+        self._zygote = zygote = Zygote(node_programs(config), plan, on_exit=self._on_zygote_exit, spare=self._spare)
+        self._service = ServiceProcess(
+            plan, zygote=zygote, on_report=self._on_service_report, on_exit=self._on_service_exit
+        )
+        self._slots = [
+            WorkerSlot(plan, worker, zygote=zygote, report=self._on_worker_report) for worker in range(config.workers)
+        ]
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "keeping the zygote": zygote.keep,
-            "keeping the scheduler": lambda: self._keep_scheduler(scheduling),
-            "keeping the nannies": self._nannies.keep,
+            "keeping the service": self._service.keep,
+            **{f"keeping worker {worker}": slot.keep for worker, slot in enumerate(self._slots)},
+            "watching the workers": self._watch_workers,
             "watching the lease": self._watch,
             "watching the GPUs": self._guard,
         }
-        if self._config.collect_metrics:
+        if config.head:  # all that the client would order
+            if config.service:
+                self._run_service(
+                    RunService(name=config.service_name, module=config.service, address=plan.ready.service)
+                )
+            for slot in self._slots:
+                slot.follow(Start(head_addr=config.address, total_nodes=config.total_nodes))
+        if config.collect_metrics:
             loops["measuring"] = self._measure
         if self._volumes.writable:
             loops["keeping the volumes"] = self._volumes.keep
         if self._preemption is not None:
             loops["watching for preemption"] = self._preemption.run
         return loops
-
-    async def _keep_scheduler(self, scheduling: Child) -> None:
-        """Start the node's own scheduler once its workers are to join it; from then on it stays."""
-        await self._leads.wait()
-        await scheduling.keep()
 
     def _taken_back(self, news: Report) -> None:
         if isinstance(news, Preempting):
@@ -256,6 +257,12 @@ class Supervisor:
             reap_orphans(self._own_pids())
             await asyncio.wait((self._ending,), timeout=_TICK_S)
 
+    async def _watch_workers(self) -> None:
+        while not self._ending.done():
+            for slot in self._slots:
+                slot.look()
+            await asyncio.wait((self._ending,), timeout=_LOOK_S)
+
     async def _guard(self) -> None:
         """End the node when one of its GPUs fails, so that its calls move to another."""
         await self._devices.watch(self.end)
@@ -265,87 +272,47 @@ class Supervisor:
         pid = self._zygote.pid if self._zygote is not None else None
         return [*self._volumes.pids, *([pid] if pid is not None else [])]
 
-    def _first_order(self, scheduler: str) -> Start:
-        """Return the order with which the workers of a node with ``head`` start before the client has sent one."""
-        config = self._config
-        return Start(scheduler=scheduler, head_addr=config.address, total_nodes=config.total_nodes)
-
-    def _start_workers(self, order: Start) -> None:
-        """Have the workers join the scheduler of ``order``, once it runs if it is the node's own."""
-        if self._nannies is None or self._plan is None:
+    def _run_service(self, order: RunService) -> None:
+        """Run the service's process, if this node is its head, and have the workers join it once it runs."""
+        if self._service is None or self._plan is None:
             return
-        if order.scheduler == self._plan.ready.scheduler:
-            self._leads.set()
-            if self._scheduler is None:  # its report that it runs leads here again
+        self._service_order = order
+        if order.address == self._plan.ready.service:
+            self._service.start(order)
+            if self._service_running is None:  # its report that it runs leads here again
                 return
-            order = replace(order, scheduler=self._plan.here(order.scheduler))
-        self._nannies.send(order)
+            order = replace(order, address=self._plan.here(order.address))
+        for slot in self._slots:
+            slot.follow(order)
 
-    def _kill_worker(self, order: Kill) -> None:
-        worker = self._workers.get(order.worker)
-        if worker is not None and worker.incarnation == order.incarnation:
-            pid = worker.pid
-        else:  # it may accept calls already
-            pid = process_at(mark_path(self._plan.ready.blob_dir, order.incarnation)) if self._plan else None
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def _on_worker_report(self, report: Report) -> None:
+        self._came_up = self._came_up or isinstance(report, WorkerRunning)
+        self._server.broadcast(report)
 
-    def _on_report(self, message: Message) -> None:
-        match message:
-            case WorkerRunning():
-                self._came_up = True
-                self._workers[message.worker] = message
-            case WorkerExit():
-                self._workers.pop(message.worker, None)
-                self._stale.pop(message.worker, None)
-            case WorkerStale():
-                self._stale[message.worker] = message
-            case SchedulerRunning():
-                self._scheduler = message
-                self._start_workers(self._order or self._first_order(message.address))
-            case TasksReport():
-                pass
-            case unexpected:
-                raise TypeError(f"a process of the node reported {unexpected!r}")
-        self._server.broadcast(message)
+    def _on_service_report(self, report: ServiceRunning | WorkProgress) -> None:
+        if isinstance(report, ServiceRunning):
+            self._service_running = report
+            if self._service_order is not None:
+                self._run_service(self._service_order)
+        self._server.broadcast(report)
 
-    def _count_failed_start(self, program: str, reason: str) -> None:
-        """End the node if its programs end again and again before its first worker runs: it will not come up."""
-        self._failed_starts += not self._came_up
-        if self._failed_starts >= _FAILED_STARTS:
-            self._hopeless = f"{program} {reason}, {self._failed_starts} times; the end of its log:\n{_end_of_log()}"
-            self._end_if_hopeless()
+    def _on_service_exit(self, name: str, reason: str) -> None:
+        self._service_running = None
+        self._server.broadcast(ServiceExit(name=name, reason=reason))
 
     def _end_if_hopeless(self) -> None:
         if self._hopeless and self._has_client:  # who else would learn the reason?
             self.end(self._hopeless)
 
-    def _on_scheduler_exit(self, reason: str) -> None:
-        self._count_failed_start("the scheduler", reason)
-        self._scheduler = None
-        self._server.broadcast(SchedulerExit(reason=reason))
-
     def _on_zygote_exit(self, reason: str) -> None:
-        log.error("the process that the node's others are forked from %s: they end with it", reason)
-        self._count_failed_start("the process that the node's others are forked from", reason)
+        """End its forks. End the node if this happens again and again before its first worker: it will not come up."""
+        what = f"the process that the node's others are forked from {reason}"
+        log.error("%s: they end with it", what)
+        self._failed_starts += not self._came_up
+        if self._failed_starts >= _FAILED_STARTS:
+            self._hopeless = f"{what}, {self._failed_starts} times; the end of its log:\n{_end_of_log()}"
+            self._end_if_hopeless()
         kill_all(self._config.instance_id)
-
-    def _on_nannies_exit(self, reason: str) -> None:
-        self._count_failed_start("the process of the workers' nannies", reason)
-        kill_all(self._config.instance_id, keep=self._own_pids())
-        lost, self._workers, self._stale = self._workers, {}, {}
-        for worker in lost.values():
-            self._server.broadcast(
-                WorkerExit(
-                    worker=worker.worker,
-                    incarnation=worker.incarnation,
-                    exit_code=None,
-                    signal=None,
-                    reason=f"ended with its nanny process, which {reason}",
-                    memory_limit_bytes=None,
-                )
-            )
 
 
 def _end_of_log() -> str:

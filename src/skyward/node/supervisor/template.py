@@ -22,26 +22,27 @@ import psutil
 from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.exits import at_exit
 from skyward._concurrency.linux_parts import process_limits
-from skyward.node.supervisor.children import Fork, fork_from
-from skyward.node.supervisor.plan import DASK_ENV, thread_variables
+from skyward.node.supervisor.plan import HASH_SEED, cpu_count, share_of, thread_variables
 from skyward.node.supervisor.start_order import (
     TEMPLATE_ID,
     TEMPLATE_VARIABLE,
     VOLUMES_REQUEST,
     StartOrder,
+    node_programs,
     start_variables,
     volumes_line,
 )
-from skyward.node.supervisor.survey import cpu_count, share_of
+from skyward.node.supervisor.zygote import Fork, fork_from
 from skyward.wire.node_config import NodeConfig
 
 __all__ = ["fork_supervisor"]
 
 log = logging.getLogger("skyward.node.supervisor.template")
 
-_PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.template_program import main; main({client})"
+_PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.fork_server import run_template as run; run({}, *{})"
+_SUPERVISOR = "skyward.node.supervisor.daemon"
 _MOST = 3
-"""Templates kept at a time; each holds 50 MiB."""
+"""Templates kept at a time; each holds 30 MiB."""
 _END_S = 5.0
 _CLOSE_S = 1.0  # killing it harms nothing: its forks live on
 _IDLE_S = 3.0
@@ -59,19 +60,26 @@ class _ProgramStart:
         variables: environment variables that count only then.
         process: the client's attributes that the kernel hands down: ids, masks, namespaces, cgroup.
         limits: the client's :func:`process_limits`, which are handed down, too.
-        files: folders of packages and Dask's settings, with the times of their last changes.
+        files: folders of packages, with the times of their last changes.
+        programs: modules that it has imported.
     """
 
     variables: Mapping[str, str]
     process: tuple[str, ...]
     limits: str
     files: tuple[tuple[str, int], ...]
+    programs: tuple[str, ...]
 
     @classmethod
-    def of(cls, variables: Mapping[str, str]) -> _ProgramStart:
+    def of(cls, variables: Mapping[str, str], programs: tuple[str, ...]) -> _ProgramStart:
         """Return the origin of a program that this process starts now."""
-        files = tuple(_changes(_watched()))
-        return cls(variables=variables, process=tuple(_inherited()), limits=process_limits(), files=files)
+        return cls(
+            variables=variables,
+            process=tuple(_inherited()),
+            limits=process_limits(),
+            files=tuple(_changes(_watched())),
+            programs=programs,
+        )
 
 
 class _TemplateProcess:
@@ -91,7 +99,7 @@ class _TemplateProcess:
         here, orders = socket.socketpair()
         self._orders = keep_from_forks(here)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
-        code = _PROGRAM.format(client=os.getpid())
+        code = _PROGRAM.format(os.getpid(), (_SUPERVISOR, *origin.programs))
         environment = {name: value for name, value in os.environ.items() if name != "SKYWARD_INSTANCE"}
         with orders:
             # In the root folder no file of the user's can pass for a module that is imported.
@@ -107,7 +115,7 @@ class _TemplateProcess:
 
     async def fork(self, order: StartOrder) -> str:
         """Fork a supervisor and return its answer; empty if none came up."""
-        async with fork_from(self._orders, "skyward.node.supervisor.daemon") as fork:
+        async with fork_from(self._orders, _SUPERVISOR) as fork:
             fork.commands.write(f"{order.to_json()}\n".encode())
             try:
                 lines = await self._reports(fork, volumes_line(order.config.volumes))
@@ -214,12 +222,12 @@ class _Templates:
         self._templates: list[_TemplateProcess] = []
         self._usable = sys.platform == "linux"
 
-    def find(self, variables: Mapping[str, str]) -> _TemplateProcess | None:
+    def find(self, variables: Mapping[str, str], programs: tuple[str, ...]) -> _TemplateProcess | None:
         """Return a template of the same origin as a program that would start now, started if need be."""
         with self._lock:
             if not self._usable:
                 return None
-            origin = _ProgramStart.of(variables)
+            origin = _ProgramStart.of(variables, programs)
             for template in [each for each in self._templates if each.failed]:
                 self._drop(template)
             found = next((each for each in self._templates if each.origin == origin), None)
@@ -267,9 +275,9 @@ async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> s
         return None
     env = os.environ | dict(variables)
     cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
-    wanted = start_variables(env | DASK_ENV) | thread_variables(config, cores)
+    wanted = start_variables(env | HASH_SEED) | thread_variables(config, cores)
     try:
-        template = await asyncio.to_thread(_templates.find, wanted)
+        template = await asyncio.to_thread(_templates.find, wanted, node_programs(config))
         if template is None:
             return None
         answer = await template.fork(

@@ -1,231 +1,201 @@
-"""Program of a process that others are forked from: it imports their modules, once, and forks on order.
-
-Each node has one, a child of its supervisor (docs/decisions/010). A client's template (docs/decisions/016) works in the
-same way, for supervisors. Neither runs a thread, an event loop or user code, or has a
-connection except the one over which its orders come.
-"""
+"""Zygote of a supervisor, kept running: the process that has imported everything and forks the node's others."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import importlib
-import json
 import logging
 import os
-import select
-import signal
 import socket
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
-from typing import NoReturn
 
-from skyward._concurrency.linux_parts import wait_for_end
-from skyward.node.processes import close_all_but, end_all, name_process
-from skyward.node.supervisor.known_environment import NO_DASK_SETTINGS
-from skyward.node.supervisor.proc_entry import show_arguments
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 
-__all__ = ["ForkedZygote", "fork_zygote", "main", "serve_forks", "take_orders"]
+from skyward._concurrency.descriptors import keep_from_forks
+from skyward.node.processes import exit_reason
+from skyward.node.supervisor.fork_server import ForkedZygote
+from skyward.node.supervisor.plan import NodePlan
+from skyward.node.supervisor.start_order import start_variables
+
+__all__ = ["Fork", "Spare", "Zygote", "fork_from", "keep_process"]
 
 log = logging.getLogger("skyward.node.supervisor.zygote")
 
-_DEATH_S = 1.0
-"""A process that is killed closes its connections first, and has ended a moment later."""
-
-_LOOK_S = 1.0
-"""Seconds between two looks at whether a template's client lives, should some other process hold its socket open."""
-
-_LENGTH_BYTES = 4
+_UNKNOWN = 255
+"""Exit code of a process that something else has waited for; multiprocessing's number for it."""
 
 
-def main(*modules: str) -> None:
-    """Fork processes as ordered over standard input, a socket, until its other end closes.
+class _EndedError(Exception):
+    """A process ended that has to run; any status counts."""
 
-    An order is any byte with two connected sockets. From one the new process reads the name of the module whose
-    ``main(commands, reports)`` it runs, and then its commands. The other takes its reports, and ends with its exit code
-    in a separate line. Neither is a standard stream: children of the process would inherit it.
+
+async def keep_process(name: str, live: Callable[[], Awaitable[str]], on_exit: Callable[[str], None]) -> None:
+    """Run a process until cancelled: start it again whenever it has ended.
 
     Args:
-        modules: modules to import beforehand.
+        name: its name, for the log.
+        live: starts the process and returns the reason of its end.
+        on_exit: called with that reason, before the next start.
     """
-    name_process("zygote")
-    supervisor = os.getppid()
-    orders = take_orders()
-    gc.disable()
-    with _no_settings_of_the_host():
-        for module in modules:
-            importlib.import_module(module)
-    gc.freeze()  # collecting would write to memory that is shared with every fork
-    _serve_node(orders, supervisor)
-
-
-@contextmanager
-def _no_settings_of_the_host() -> Generator[None]:
-    """Hide the home folder, in which Dask looks for settings while it is imported, if no file of the host counts."""
-    home = os.environ.get("HOME")
-    if home is None or not NO_DASK_SETTINGS.items() <= os.environ.items():
-        yield
-        return
-    os.environ["HOME"] = NO_DASK_SETTINGS["DASK_ROOT_CONFIG"]
-    try:
-        yield
-    finally:
-        os.environ["HOME"] = home
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception_type(_EndedError), wait=wait_exponential(0.1, 2.0) + wait_random(0, 1)
+    ):
+        with attempt:
+            try:
+                reason = await live()
+            except Exception as error:
+                log.exception("%s cannot be kept", name)
+                reason = f"cannot be kept: {error}"
+            on_exit(reason)
+            raise _EndedError(f"{name} {reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkedZygote:
-    """Zygote that is a fork of its supervisor.
+class Fork:
+    """Connections of a supervisor to a forked process: commands to it and reports from it."""
+
+    commands: asyncio.StreamWriter
+    reports: asyncio.StreamReader
+
+
+@asynccontextmanager
+async def fork_from(orders: socket.socket, module: str) -> AsyncGenerator[Fork]:
+    """Have ``main()`` of the module run in a fork of the zygote that takes ``orders``.
+
+    The reports end with the exit code, or without one if the zygote has ended.
+    """
+    commands, its_commands = map(keep_from_forks, socket.socketpair())
+    reports, its_reports = map(keep_from_forks, socket.socketpair())
+    with its_commands, its_reports, suppress(OSError):  # it has just ended: then the reports do, too
+        socket.send_fds(orders, [b"!"], [its_commands.fileno(), its_reports.fileno()])
+    with ExitStack() as unconnected:  # a cancellation in between must leave no socket open
+        unconnected.enter_context(commands)
+        unconnected.enter_context(reports)
+        _, commands_writer = await asyncio.open_connection(sock=commands)
+        unconnected.callback(commands_writer.close)
+        reports_reader, reports_writer = await asyncio.open_connection(sock=reports)
+        unconnected.pop_all()
+    try:
+        commands_writer.write(f"{module}\n".encode())
+        yield Fork(commands=commands_writer, reports=reports_reader)
+    finally:
+        commands_writer.close()
+        reports_writer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spare:
+    """Zygote that was forked before its node was planned.
 
     Attributes:
-        pid: its process id.
-        orders: the supervisor's end of the connection for orders; the other end closes when the zygote ends.
+        zygote: the process.
+        started_with: variables that count only when a program starts, as they were when its program did.
     """
 
-    pid: int
-    orders: socket.socket
+    zygote: ForkedZygote
+    started_with: Mapping[str, str]
 
-    def start(self, variables: Mapping[str, str]) -> None:
-        """Give it the environment of the node's processes, for which it waits."""
-        data = json.dumps(dict(variables)).encode()
-        self.orders.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
-
-
-def fork_zygote() -> ForkedZygote:
-    """Fork a node's zygote from its supervisor, which has imported everything and has one thread."""
-    here, orders = socket.socketpair()
-    supervisor = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            name_process("zygote")
-            # Tools find a node's supervisor by its arguments, among the parents of any process.
-            show_arguments([sys.executable, "-m", __name__], os.getcwd())
-            close_all_but({0, 1, 2, orders.fileno()})
-            os.environ.update(_receive_environment(orders))
-            _serve_node(orders, supervisor)
-            status = 0
-        except BaseException:  # past the fork nobody else would report it
-            log.exception("the zygote failed")
-        finally:
-            os._exit(status)
-    orders.close()
-    return ForkedZygote(pid=pid, orders=here)
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """Return whether a program that starts with ``env`` would be no different."""
+        return start_variables(env) == self.started_with
 
 
-def _receive_environment(orders: socket.socket) -> dict[str, str]:
-    def read(count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = orders.recv(count - len(data))
-            if not part:  # the supervisor has no use for this process, or is gone
-                os._exit(0)
-            data += part
-        return data
-
-    return json.loads(read(int.from_bytes(read(_LENGTH_BYTES), "big")))
+async def _ended(zygote: ForkedZygote) -> int:
+    """Wait for the end of the process and return its exit code."""
+    loop, closed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(zygote.orders, closed.set)  # it never writes there
+    try:
+        await closed.wait()
+    finally:
+        loop.remove_reader(zygote.orders)
+    return _exit_code(zygote.pid)
 
 
-def take_orders() -> socket.socket:
-    """Return the socket that is standard input, which is the null device from now on."""
-    orders = socket.socket(fileno=os.dup(0))
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    return orders
+def _exit_code(pid: int) -> int:
+    """Wait for a child that has closed its connections, as it does a moment before it ends."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return _UNKNOWN
 
 
-def serve_forks(orders: socket.socket, *, parent: int | None = None) -> None:
-    """Fork processes until the other end of ``orders`` closes, or ``parent`` is not the parent any more."""
-    _Zygote(orders, parent=parent).serve()
+async def _dismiss(zygote: ForkedZygote) -> None:
+    with zygote.orders:
+        zygote.orders.shutdown(socket.SHUT_WR)
+        await _ended(zygote)
 
 
-def _serve_node(orders: socket.socket, supervisor: int) -> None:
-    serve_forks(orders)
-    if wait_for_end(supervisor, within_s=_DEATH_S):  # it was killed: processes that calls have started would live on
-        asyncio.run(end_all(os.environ["SKYWARD_INSTANCE"]))
+class Zygote:
+    """Process that has imported the modules of the node's others and forks them; restarted whenever it ends.
 
+    Args:
+        modules: modules to import; these may be forked.
+        plan: for the environment of all of them.
+        on_exit: called with the reason of its end, before it is started again; has to end its forks, which live on.
+        spare: the first such process, where it was forked beforehand.
+    """
 
-class _Zygote:
-    def __init__(self, orders: socket.socket, *, parent: int | None = None) -> None:
-        self._orders = orders
-        self._parent = parent
-        self._ended, self._waker = socket.socketpair()
-        self._children: dict[int, socket.socket] = {}
+    def __init__(
+        self, modules: Sequence[str], plan: NodePlan, *, on_exit: Callable[[str], None], spare: Spare | None = None
+    ) -> None:
+        # Not "-m": multiprocessing would import the module again, as __mp_main__, in processes that calls start.
+        start = "import gc; gc.disable(); from skyward.node.supervisor.fork_server import run_zygote as run"
+        program = f"{start}; run(*{tuple(modules)!r})"
+        self._argv = (sys.executable, "-c", program)
+        self._plan = plan
+        self._on_exit = on_exit
+        self._spare = spare
+        self._pid: int | None = None if spare is None else spare.zygote.pid
+        self._orders: socket.socket | None = None
+        self._started = asyncio.Event()
 
-    def serve(self) -> None:
-        for wakes in (self._ended, self._waker):
-            os.set_blocking(wakes.fileno(), False)
-        signal.signal(signal.SIGCHLD, _nothing)  # not ignored: only a handler wakes select()
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        try:
-            self._follow_orders(None if self._parent is None else _LOOK_S)
-        finally:
-            signal.set_wakeup_fd(-1)  # a child that ends later would write to what has this number then
+    @property
+    def pid(self) -> int | None:
+        """The present process, or None between two of them."""
+        return self._pid
 
-    def _follow_orders(self, look_s: float | None) -> None:
-        while self._parent in (None, os.getppid()):
-            ready, _, _ = select.select((self._orders, self._ended), (), (), look_s)
-            if self._ended in ready:
-                self._ended.recv(4096)
-                self._report_ends()
-            if self._orders in ready:
-                order, descriptors, _, _ = socket.recv_fds(self._orders, 1, 2)
-                if not order:
-                    return
-                for descriptor in descriptors:
-                    os.set_inheritable(descriptor, False)  # noqa: FBT003 - a received one is inheritable
-                self._fork(*(socket.socket(fileno=descriptor) for descriptor in descriptors))
+    async def keep(self) -> None:
+        """Start the process, and again whenever it ends, until cancelled."""
+        await keep_process("the zygote", self._live, self._on_exit)
 
-    def _fork(self, commands: socket.socket, reports: socket.socket) -> None:
-        with commands:
-            try:
-                pid = os.fork()
-            except OSError:
-                log.exception("the node has no room for another process")
-                _tell_end(reports, 1)
-                return
-            if pid == 0:
-                self._become(commands, reports)
-        self._children[pid] = reports
+    async def _live(self) -> str:
+        env = os.environ | self._plan.process_env()
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.fits(env):
+            return await self._live_forked(spare.zygote, env)
+        if spare is not None:
+            await _dismiss(spare.zygote)
+        return await self._live_started(env)
 
-    def _report_ends(self) -> None:
-        for pid in tuple(self._children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                _tell_end(self._children.pop(pid), os.waitstatus_to_exitcode(status))
+    async def _live_started(self, env: Mapping[str, str]) -> str:
+        here, orders = socket.socketpair()
+        with here:
+            with orders:
+                process = await asyncio.create_subprocess_exec(*self._argv, stdin=orders.fileno(), env=env)
+            return await self._serve(process.pid, here, process.wait())
 
-    def _become(self, commands: socket.socket, reports: socket.socket) -> NoReturn:
-        status = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for mine in (self._orders, self._ended, self._waker, *self._children.values()):
-                mine.close()
-            gc.enable()
-            lines = open(commands.detach(), encoding="utf-8")  # noqa: SIM115  # as long as the process
-            module = lines.readline().strip()
-            name_process(module.rpartition(".")[2])
-            stream = open(reports.detach(), "w", buffering=1, encoding="utf-8")  # noqa: SIM115
-            importlib.import_module(module).main(lines, stream)
-            status = 0
-        except BaseException:  # past the fork nobody else would report it
-            log.exception("a process of the node failed")
-        finally:
-            os._exit(status)
+    async def _live_forked(self, zygote: ForkedZygote, env: Mapping[str, str]) -> str:
+        with zygote.orders:
+            zygote.start(env)
+            return await self._serve(zygote.pid, zygote.orders, _ended(zygote))
 
+    async def _serve(self, pid: int, orders: socket.socket, ended: Awaitable[int]) -> str:
+        self._pid, self._orders = pid, orders
+        self._started.set()
+        exit_code = await ended
+        self._pid = None
+        self._started.clear()
+        return exit_reason(exit_code)
 
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    return None
+    @asynccontextmanager
+    async def fork(self, module: str) -> AsyncGenerator[Fork]:
+        """Have ``main()`` of the module run in a process of its own, once there is a zygote.
 
-
-def _tell_end(reports: socket.socket, exit_code: int) -> None:
-    with reports:
-        try:
-            reports.sendall(b"%d\n" % exit_code)
-        except OSError:
-            log.info("the report of a process's end was not delivered: its receiver is gone")
+        Its reports end with its exit code, or without one if the zygote has ended.
+        """
+        await self._started.wait()
+        assert self._orders is not None
+        async with fork_from(self._orders, module) as fork:
+            yield fork

@@ -1,1 +1,1 @@
-"""Worker processes and the nannies that replace them."""
+"""Worker processes: what runs calls."""

@@ -1,11 +1,11 @@
 """Mark of a worker: its process, the last call that it began, and that call's limits. Memory that outlives the process.
 
-The worker stores the position of each call before it runs the call. Its nanny reads the mark once the process has
+The worker stores the position of each call before it runs the call. The supervisor reads the mark once the process has
 ended, by any cause. Calls after that position have certainly not run (docs/decisions/014).
 
-Before a call with limits the worker stores those, too, and its nanny ends the worker when one is exceeded: its own
+Before a call with limits the worker stores those, too, and the supervisor ends the worker when one is exceeded: its own
 process cannot while a call holds the interpreter's lock (docs/decisions/026). A call may begin, and hold that lock,
-before Dask's nanny has the worker's report that it runs: its process is in the mark, too.
+before the supervisor has the worker's report that it runs: its process is in the mark, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runner of a worker's calls: in order, in one thread; results of short calls are sent together."""
+"""Runner of a worker's calls: in order, in the main thread; results of short calls are sent together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.hints import add_hints
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
-from skyward.node.worker.trace_context import trace_context
+from skyward.node.worker.signals import Signals
 from skyward.shipping.definitions import enter_main
 from skyward.shipping.pickling import LARGE_BYTES, Packed, pack_error, pack_result, text_of, unpack_call_with_main
 from skyward.shipping.received import take_sources
@@ -157,7 +157,7 @@ class _MissingBlobsError(Exception):
 
 
 class CallRunner:
-    """Queue and thread of one worker's calls.
+    """Queue of one worker's calls, and their runner.
 
     Attributes:
         running: id of the call that runs; 0 while none does.
@@ -183,6 +183,7 @@ class CallRunner:
         self._outlet = outlet
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)
+        self._signals = Signals()
         self._lock = threading.Lock()
         self._queue: deque[ReceivedCall | ReceivedSources] = deque()
         self._results: list[tuple[int, float, bytes]] = []
@@ -251,6 +252,7 @@ class CallRunner:
     def work(self) -> None:
         """Run calls until :meth:`close`, in the calling thread; no other thread may."""
         self._thread = threading.get_ident()
+        self._signals = Signals()
         with _open_folder() as folder, enter_call(_ALONE), use_callback(self._emit):
             while not self._closed:
                 call = self._next()
@@ -310,7 +312,7 @@ class CallRunner:
             call = self._queue.popleft()
             if not isinstance(call, ReceivedSources):
                 self.running, self._current, self._client = call.id, call, self._clients
-                # Before it runs: the nanny reads the mark after a crash, and calls after this one move for free.
+                # Before it runs: the supervisor reads the mark after a crash, and calls after this one move for free.
                 self._begun[0] = call.position
                 return call
         take_sources(call.sources)
@@ -370,7 +372,7 @@ class CallRunner:
         with self._output.of_call(call.id):
             if header is None:  # the common case; a null context would cost it half a microsecond
                 return self._call_function(call)
-            with self._within(call, header), trace_context(header.trace) if header.trace else nullcontext():
+            with self._within(call, header), _trace_context(header.trace) if header.trace else nullcontext():
                 return self._call_function(call)
 
     def _call_function(self, call: ReceivedCall) -> Packed:
@@ -382,7 +384,10 @@ class CallRunner:
         else:
             (args, kwargs), main = self._load(call.payload)
         enter_main(sent.main, main)
-        value = call_in_this_process(function, args, kwargs)
+        try:
+            value = call_in_this_process(function, args, kwargs)
+        finally:
+            self._signals.restore()
         return pack_result(value, what=f"the result of {sent.label}")
 
     @contextmanager
@@ -471,3 +476,18 @@ def _context_of(header: CallHeader, meet: Callable[[str], Sequence[str]]) -> Cal
         local_rank=header.local_rank,
         meet=meet if header.gang else None,
     )
+
+
+@contextmanager
+def _trace_context(carrier: Mapping[str, str]) -> Generator[None]:
+    """Attach the context in ``carrier``; do nothing without OpenTelemetry on this node, where no span can be made."""
+    try:
+        from opentelemetry import context, propagate
+    except ImportError:
+        yield
+        return
+    token = context.attach(propagate.extract(carrier))
+    try:
+        yield
+    finally:
+        context.detach(token)

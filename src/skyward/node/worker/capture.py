@@ -51,7 +51,7 @@ class LastWords:
 class WorkerLog:
     """Log file of a worker, in which the worker's own part is distinguished from captured output.
 
-    The own part, such as Dask's messages, is written through :attr:`own`. Everything else in the log is captured: it
+    The own part, such as Skyward's messages, is written through :attr:`own`. Everything else in the log is captured: it
     came through descriptors 1 and 2 of the worker or of the processes that it started.
 
     Attributes:
@@ -237,7 +237,7 @@ def _whole_until(pieces: Iterable[tuple[int, bytes]], own: Iterable[tuple[int, i
 
 
 def _have_handlers_write_to(stream: TextIO) -> None:
-    """Replace the interpreter's streams in the handlers that were made when Dask was imported."""
+    """Replace the interpreter's streams in the handlers that were made before it was redirected."""
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
             if isinstance(handler, logging.StreamHandler):

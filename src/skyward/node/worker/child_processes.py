@@ -8,13 +8,14 @@ such object that they receive gives them the same ability, so that results may b
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import pickle
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import util
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any, NoReturn, cast
@@ -22,7 +23,7 @@ from typing import Any, NoReturn, cast
 from skyward.shipping.pickling import pack
 from skyward.shipping.received import is_received, with_sources
 
-__all__ = ["allow_multiprocessing", "call_in_this_process"]
+__all__ = ["call_in_this_process", "prepare_multiprocessing"]
 
 
 def call_in_this_process(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -68,10 +69,19 @@ def _exit_status(error: BaseException | None) -> int:
     return 1
 
 
-def allow_multiprocessing() -> None:
-    """Make multiprocessing work in this process, a worker, as in a program of the user's own."""
-    # The fork server decided on a start method, and workers inherit it; user code may set its own.
-    multiprocessing.set_start_method(None, force=True)
+def prepare_multiprocessing(folder: str) -> None:
+    """Make multiprocessing work in this process, a worker, as in a program of the user's own.
+
+    Functions and classes that child processes cannot import go to them by value.
+
+    Args:
+        folder: folder for its sockets. It goes with the node: a worker is killed, and removes nothing.
+    """
+    tempfile.tempdir = folder
+    try:
+        util.get_temp_dir()  # kept for the life of the process
+    finally:
+        tempfile.tempdir = None
     _send_by_value()
 
 

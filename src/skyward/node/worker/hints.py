@@ -1,4 +1,4 @@
-"""Hints for calls that fail because they run on a node: where their files are looked up, in which thread they run."""
+"""Hint for calls that fail because they run on a node: where their files are looked up."""
 
 from __future__ import annotations
 
@@ -12,21 +12,13 @@ from skyward.tracebacks import related
 __all__ = ["add_hints"]
 
 _NO_FILE = re.compile(r"no such file or directory|unable to (?:synchronously )?open file|file not found", re.IGNORECASE)
-_MAIN_THREAD = re.compile(r"main thread|no current event loop in thread")
-_THREAD_HINT = (
-    "a call runs in a thread of its worker, whose main thread serves the node: instead of a signal handler or an alarm "
-    "take timeout= of the call, for an event loop asyncio.run(), or run this part in a child process, whose main "
-    "thread is yours: multiprocessing or subprocess"
-)
 
 
 def add_hints(error: BaseException) -> None:
-    """Add notes to an error of a call: about a file that is missing, about a need of the main thread."""
-    chain = list(related(error))
-    if (note := next((note for each in chain if (note := _folder_hint(each))), "")) and not _is_of_a_program(error):
+    """Add a note to an error of a call about a file that is missing."""
+    note = next((note for each in related(error) if (note := _folder_hint(each))), "")
+    if note and not _is_of_a_program(error):
         add_note(error, note)
-    if any(isinstance(each, ValueError | RuntimeError) and _MAIN_THREAD.search(_text(each)) for each in chain):
-        add_note(error, _THREAD_HINT)
 
 
 def _folder_hint(error: BaseException) -> str:

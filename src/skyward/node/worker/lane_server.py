@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, MutableSequence, Sequence
+from collections.abc import Coroutine, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,6 @@ class LaneServer:
         blob_dirs: folders of large arguments, by their content id.
         log: the worker's log, from which captured output is read; None to capture none.
         begun: see :class:`~skyward.node.worker.call_runner.CallRunner`.
-        task: returns the name of the Dask task that this thread runs; empty if it runs none.
     """
 
     def __init__(
@@ -89,10 +88,9 @@ class LaneServer:
         blob_dirs: Sequence[Path],
         log: WorkerLog | None = None,
         begun: MutableSequence[int] | memoryview | None = None,
-        task: Callable[[], str] = str,
     ) -> None:
         self.output = CallOutput(
-            self._send_printed, log=log, keep_pace=self._keep_pace, deliver_record=self._send_record, task=task
+            self._send_printed, log=log, keep_pace=self._keep_pace, deliver_record=self._send_record
         )
         self.runner = CallRunner(self, self.output, blob_dirs, begun)
         self._incarnation = incarnation

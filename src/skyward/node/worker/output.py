@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from skyward.distributed.runtime import runs_dask_task
+from skyward.distributed.runtime import current_task
 from skyward.node.worker.call_records import install, record_values
 from skyward.node.worker.capture import WorkerLog
 from skyward.wire.log_pieces import LineAssembler, LogPiece, StreamName
@@ -58,14 +58,14 @@ class CallOutput:
         lock: lock of all sinks and the log; reentrant, since a finalizer that prints may run in a thread that holds it.
         running: sinks of the running calls.
         between_calls: True from the first call to :meth:`end`.
+        guest_thread: thread of a service's guest, whose own messages go to the worker's log.
 
     Args:
         deliver: receiver of the pieces.
         clock: returns seconds since the epoch.
         log: the worker's log, with captured output; None where nothing is captured.
         keep_pace: called before text is collected; blocks while the client is behind.
-        deliver_record: receiver of the call's id, its Dask task and a record's attributes; must not block.
-        task: returns the name of the Dask task that this thread runs; empty if it runs none.
+        deliver_record: receiver of the call's id, a service's task and a record's attributes; must not block.
     """
 
     def __init__(
@@ -76,19 +76,18 @@ class CallOutput:
         log: WorkerLog | None = None,
         keep_pace: Callable[[], None] = _never_wait,
         deliver_record: Callable[[int, str, Mapping[str, Any]], None] | None = None,
-        task: Callable[[], str] = str,
     ) -> None:
         self.deliver = deliver
         self.clock = clock
         self.log = log
         self.keep_pace = keep_pace
         self.deliver_record = deliver_record
-        self.task = task
         self.lock = log.lock if log is not None else threading.RLock()
         self.running: list[_CallSink] = []
         self.between_calls = False
         self._no_call = _CallSink(0, self)
-        self._own_threads = {threading.main_thread().ident, threading.get_ident()}
+        self._lane_thread = threading.get_ident()
+        self.guest_thread: int | None = None
         self._routers: tuple[OutputRouter, OutputRouter] | None = None
         self._stdin: TextIO | None = None
 
@@ -97,18 +96,20 @@ class CallOutput:
         return _CallSink(call_id, self)
 
     def current(self) -> _CallSink | None:
-        """Return the sink of this thread's call, of no call in a task of Dask's, else of the running call.
+        """Return the sink of this thread's call, of no call in a service's task, else of the running call.
 
-        Between calls it is None for the threads of the two event loops, and the sink of no call for all others, which
-        calls may have started. Before the first call, and after :meth:`end`, it is None for all.
+        Between calls it is None for the lane's thread, and the sink of no call for all others, which calls may have
+        started. It is always None in a guest's thread, and in all before the first call and after :meth:`end`.
         """
         sink = _sink.get()
         # A thread that outlives its call has the sink in its context still; its text belongs to the next call.
         if sink and not sink.finished:
             return sink
-        if runs_dask_task():
+        if current_task() is not None:
             return self._no_call
-        own = not self.between_calls or threading.get_ident() in self._own_threads
+        if threading.get_ident() == self.guest_thread:
+            return None
+        own = not self.between_calls or threading.get_ident() == self._lane_thread
         return next(reversed(self.running), None if own else self._no_call)
 
     def end(self) -> None:
@@ -218,7 +219,7 @@ class _CallSink:
         """Deliver a record, after the output that was captured before."""
         self._output.keep_pace()
         self._output.collect()
-        deliver(self._call_id, "" if self._call_id else self._output.task(), values)
+        deliver(self._call_id, "" if self._call_id else current_task() or "", values)
 
     def take(self, stream: StreamName, data: str | bytes, *, writer: int, log_end: int = 0) -> None:
         """Split ``data`` into lines and deliver them."""
@@ -228,7 +229,7 @@ class _CallSink:
             if assembler is None:
                 assembler = self._assemblers[stream, number] = LineAssembler(stream, self._output.clock, number)
             pieces = assembler.feed(data) + (assembler.finish() if self.finished else [])
-            if pieces and not self._call_id and writer != _CAPTURED and (task := self._output.task()):
+            if pieces and not self._call_id and writer != _CAPTURED and (task := current_task()):
                 pieces = [replace(piece, task=task) for piece in pieces]
             if pieces:
                 self._output.deliver(self._call_id, pieces, log_end)

@@ -29,7 +29,7 @@ from skyward.provision.buying.ledger import Ledger
 from skyward.provision.buying.sweep import reason_of
 from skyward.provision.fleet.machines import Machine, Machines
 from skyward.provision.fleet.node_setup import NodeSetup, OpenNode
-from skyward.provision.fleet.topology import HEAD, dask_out_of_reach, joins, separation
+from skyward.provision.fleet.topology import HEAD, joins, separation, service_out_of_reach
 from skyward.provision.preparing.node_handle import NodeHandle, NodeListener, NodeLoss, open_node, unless_gone
 from skyward.request.request import PoolRequest
 from skyward.wire.control import Start
@@ -60,7 +60,7 @@ class NodeState(enum.Enum):
     STARTING = "starting"
     """Its supervisor is being started; its ports are not chosen yet."""
     JOINING = "joining"
-    """Its supervisor runs and waits for the order to start its workers, which names the scheduler."""
+    """Its supervisor runs and waits for the order to start its workers, which names the head."""
     READY = "ready"
     """Its supervisor has that order: the engine uses the node."""
     ENDING = "ending"
@@ -117,7 +117,7 @@ class Member:
         launching: order of its first machine, together with those of other ranks.
         spare: launches and prepares the next machine of a preempted node; returns None if none could be launched.
         task: its coroutine.
-        announced: the scheduler and the fleet's size as last sent to its node.
+        announced: the head and the fleet's size as last sent to its node.
     """
 
     rank: int
@@ -249,7 +249,7 @@ class Fleet:
             raise PoolStateError("the pool is closed")
         if size > len(self.wanted) and (refusal := self._refusal()) is not None:
             return _raise(refusal)
-        if HEAD not in self.wanted:  # it was given up; nodes in its reach share its scheduler again
+        if HEAD not in self.wanted:  # it was given up; nodes in its reach are told of it again
             self._grow(1)
         surplus = len(self.wanted) - size
         if surplus > 0:
@@ -517,7 +517,7 @@ class Fleet:
         member.wanted, member.node = False, None
         self._forget(member)
         self._user.detach(member.rank, reason, for_good=True)
-        if member.rank == HEAD:  # until there is a head again, every node joins its own scheduler
+        if member.rank == HEAD:  # until there is a head again, every node is its own
             self._head_network = ""
             self._wake_waiters()
         self._announce()
@@ -664,34 +664,34 @@ class Fleet:
         running = {other.rank: other.instance.network for other in self._others((machine.rank,)) if other.node}
         running[machine.rank] = machine.instance.network
         if self._request.one_network and (apart := separation(running)):
-            raise dask_out_of_reach(apart)
+            raise service_out_of_reach(self._request.service_name, apart)
 
-    # --- announcing the scheduler and the fleet's size --------------------------------------------------------------
+    # --- announcing the head and the fleet's size -------------------------------------------------------------------
 
     def _wake_waiters(self) -> None:
-        """Wake every node that waits for its scheduler."""
+        """Wake every node that waits for its head."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def _join(self, member: Member, node: NodeHandle) -> None:
-        """Send a node the order to start its workers; if they join the head's scheduler, the head has to run."""
+        """Send a node the order to start its workers; the head that it names has to run."""
         while (order := self._order_for(member)) is None:
             await self._changed.wait()
         node.join(order)
         member.announced = order
 
     def _order_for(self, member: Member) -> Start | None:
-        """Return the order that tells a node its scheduler and the fleet's size; None without a scheduler."""
+        """Return the order that tells a node its head and the fleet's size; None without a head."""
         assert member.machine is not None
         leader = joins(member.rank, member.machine.instance.network, self._head_network)
         head = None if leader is None else self._members.get(leader)
         if head is None or head.state not in _UP or head.machine is None or head.machine.node is None:
             return None
         node = head.machine.node
-        return Start(scheduler=node.ready.scheduler, head_addr=node.address, total_nodes=len(self.wanted))
+        return Start(head_addr=node.address, total_nodes=len(self.wanted))
 
     def _announce(self) -> None:
-        """Send the scheduler and the size to every ready node that lacks them."""
+        """Send the head and the size to every ready node that lacks them."""
         for member in self._members.values():
             if member.state is not NodeState.READY or member.machine is None or member.machine.node is None:
                 continue

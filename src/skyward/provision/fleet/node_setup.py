@@ -443,6 +443,9 @@ def _config(node: NodeHandle, request: PoolRequest, size: int, pool_id: str, tls
         watch=node.instance.watch,
         power_off=node.instance.power_off,
         volumes=node.volumes,
+        service=request.service,
+        service_name=request.service_name,
+        packages=request.packages,
     )
 
 

@@ -10,7 +10,7 @@ from skyward.errors import ConfigurationError
 from skyward.providers.base import Offer
 from skyward.request.request import PoolRequest
 
-__all__ = ["HEAD", "connected", "dask_out_of_reach", "joins", "note_on_gangs", "separation"]
+__all__ = ["HEAD", "connected", "joins", "note_on_gangs", "separation", "service_out_of_reach"]
 
 _SEVERAL = 2
 _GANGS = "skyward.distributed"
@@ -70,7 +70,8 @@ def connected(offers: Sequence[Offer], request: PoolRequest, *, nodes: int) -> S
         return offers
     found = [offer for offer in offers if not offer.island]
     if offers and not found:
-        raise dask_out_of_reach(f"none of the machines on offer reaches another, and {nodes} nodes are needed")
+        apart = f"none of the machines on offer reaches another, and {nodes} nodes are needed"
+        raise service_out_of_reach(request.service_name, apart)
     return found
 
 
@@ -91,11 +92,12 @@ def note_on_gangs(offers: Sequence[Offer], nodes: int, provider: str, *, modules
     )
 
 
-def dask_out_of_reach(apart: str) -> ConfigurationError:
-    """Return the error of a use of Dask on nodes that are ``apart`` so."""
+def service_out_of_reach(service: str, apart: str) -> ConfigurationError:
+    """Return the error of a use of a service, such as ``dask``, on nodes that are ``apart`` so."""
+    name = service.capitalize()
     return ConfigurationError(
-        f"Dask's workers have to reach each other, but {apart}. Ask for nodes=1, or use a provider whose machines share"
-        " a network; >>, @, executors and joblib need none: ComputePool without Dask works there"
+        f"{name}'s workers have to reach each other, but {apart}. Ask for nodes=1, or use a provider whose machines "
+        f"share a network; >>, @, executors and joblib need none: ComputePool without {name} works there"
     )
 
 

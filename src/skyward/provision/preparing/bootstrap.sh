@@ -278,7 +278,7 @@ has_server() { has_skyward && [ -e "$finished" ]; }
 # Imports the node's programs, to see that they start, and to compile them.
 step_server() {
     modules=
-    [ ! -e "$code" ] || modules="skyward.node.supervisor.supervisor skyward.node.worker.nannies skyward.node.supervisor.scheduler skyward.node.worker.worker"
+    [ ! -e "$code" ] || modules="skyward.node.supervisor.supervisor skyward.node.supervisor.service_process skyward.node.worker.worker"
     limited "$environment/bin/python" -I -c '
 import importlib
 import sys

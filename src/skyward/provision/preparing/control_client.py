@@ -56,7 +56,7 @@ class ControlClient:
         self._connected = asyncio.Event()
         self._ended = asyncio.Event()
         self._ending = False
-        self._standing: Command | None = None
+        self._standing: dict[type[Command], Command] = {}
         self._dialled: Streams | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -90,14 +90,14 @@ class ControlClient:
         write_frame(self._writer, to_frame(command))
 
     def keep_saying(self, command: Command) -> None:
-        """Send a command now and after every reconnect, until another one replaces it.
+        """Send a command now and after every reconnect, until another one of its kind replaces it.
 
         Raises:
             UnreachableError: the node has ended, or this client was closed.
         """
         if self._ended.is_set():
             raise UnreachableError(f"the node at {self._address} has ended")
-        self._standing = command
+        self._standing[type(command)] = command
         if self._writer is not None:
             write_frame(self._writer, to_frame(command))
 
@@ -155,8 +155,8 @@ class ControlClient:
         reader, writer = streams.reader, streams.writer
         self._writer = writer
         self._connected.set()
-        if self._standing is not None:
-            write_frame(writer, to_frame(self._standing))
+        for command in self._standing.values():
+            write_frame(writer, to_frame(command))
         pinging = asyncio.create_task(self._ping(writer))
         try:
             while True:

@@ -15,17 +15,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from skyward.wire.dask_parts import NODE_RELEASE, is_dask_here
+from skyward.request.front_ends import FRONT_ENDS
 
 __all__ = ["DISTRIBUTION", "ENGINE_PACKAGES", "OwnWheel", "code_folders", "engine_pins", "own_wheel"]
 
 DISTRIBUTION = "skyward-fleet"
 """Name of the distribution that holds Skyward's packages; on the public index, ``skyward`` is another project."""
 
-ENGINE_PACKAGES = ("cloudpickle", "dask", "distributed", "msgpack", "tornado")
-"""Packages that both ends of a connection need in the same version; skyward's own requirements are pinned too.
-
-A client may do without Dask: its nodes then get :data:`~skyward.wire.dask_parts.NODE_RELEASE`."""
+ENGINE_PACKAGES = ("cloudpickle", "msgpack")
+"""Packages that both ends of a connection need in the same version; skyward's own requirements are pinned too."""
 
 _PACKAGES = ("skyward", "skyward_joblib", "skyward_dask")
 _DIGEST_BYTES = 8
@@ -46,9 +44,6 @@ class OwnWheel:
     digest: str
 
 
-_DASK = frozenset({"dask", "distributed"})
-_DASK_AND_ITS_LOOP = _DASK | {"tornado"}
-
 _CLIENT_ONLY = frozenset({"uv"})
 """Requirements that nodes do without: uv builds their environments from outside, and is a program of 37 MiB."""
 
@@ -57,8 +52,7 @@ _CLIENT_ONLY = frozenset({"uv"})
 def engine_pins() -> tuple[str, ...]:
     """Return ``name==version`` of every engine package and requirement of skyward, sorted.
 
-    The versions are those installed here. Nodes of a client without Dask get the newest release that was tested, and
-    tornado as that release requires it.
+    The versions are those installed here. Front-ends that can be used here add what they need on nodes.
     """
     from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -70,10 +64,9 @@ def engine_pins() -> tuple[str, ...]:
     except PackageNotFoundError:
         declared = []
     needed = [r.name for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]
-    names = {canonicalize_name(name) for name in (*ENGINE_PACKAGES, *needed)} - _CLIENT_ONLY
-    here = names if is_dask_here() else names - _DASK_AND_ITS_LOOP
-    pins = {f"{name}=={version(name)}" for name in here}
-    return tuple(sorted(pins | {f"{name}=={NODE_RELEASE}" for name in _DASK & (names - here)}))
+    of_front_ends = [name for each in FRONT_ENDS.values() if each.is_installed for name in each.on_nodes]
+    names = {canonicalize_name(name) for name in (*ENGINE_PACKAGES, *needed, *of_front_ends)} - _CLIENT_ONLY
+    return tuple(sorted(f"{name}=={version(name)}" for name in names))
 
 
 @cache

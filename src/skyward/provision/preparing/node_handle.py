@@ -26,7 +26,7 @@ from skyward.provision.preparing.supervisor_start import start_supervisor
 from skyward.request.image import Image
 from skyward.request.volume import GrantedVolume
 from skyward.transport.access import Access, Completed, Transport
-from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, Start
+from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, RunService, Start
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.limits import MIG_UNDO_S, RELEASE_S
 from skyward.wire.node_config import NodeConfig, NodeReady
@@ -265,12 +265,15 @@ class NodeHandle:
         await self._control.connect(_CONNECT_TIMEOUT_S)
 
     def join(self, order: Start) -> None:
-        """Have the supervisor start the workers, which register with the scheduler that ``order`` names.
+        """Have the supervisor start the workers. Running workers take over the fleet's new size.
 
-        Running workers follow: they register there and take over the fleet's new size. While the connection is lost,
-        the order waits for it.
+        While the connection is lost, the order waits for it.
         """
         self._connection.keep_saying(order)
+
+    def run_service(self, *, name: str, module: str, address: str) -> None:
+        """Have the node run a service, from now on and on every new connection; see :class:`RunService`."""
+        self._connection.keep_saying(RunService(name=name, module=module, address=address))
 
     async def wait_gone(self) -> NodeLoss:
         """Return once the node is certainly gone.

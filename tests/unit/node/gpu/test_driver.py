@@ -32,7 +32,7 @@ from support.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut
 from support.nodes import node_ready
 
 Fake = Callable[..., FakeGpus]
-ORDER = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)
+ORDER = Start(head_addr="127.0.0.9", total_nodes=1)
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def plan(tmp_path: Path) -> NodePlan:
         tls_key="",
         accelerators=("A100",),
     )
-    return NodePlan(config=config, ready=node_ready(8), nanny_ports=())
+    return NodePlan(config=config, ready=node_ready(8))
 
 
 def planned(plan: NodePlan, devices: int, *, workers: int, asked: bool = True) -> NodePlan:
@@ -300,7 +300,7 @@ class TestDealing:
     @pytest.mark.parametrize(
         ("devices", "workers", "names", "gpus"),
         [
-            (0, 2, ["", ""], [None, None]),
+            (0, 2, ["", ""], [0.0, 0.0]),
             (2, 1, ["A0 A1"], [2.0]),
             (4, 2, ["A0 A2", "A1 A3"], [2.0, 2.0]),
             (3, 2, ["A0 A2", "A1"], [2.0, 1.0]),
@@ -310,12 +310,12 @@ class TestDealing:
         ],
     )
     def test_goes_round_the_workers(
-        self, plan: NodePlan, devices: int, workers: int, names: list[str], gpus: list[float | None]
+        self, plan: NodePlan, devices: int, workers: int, names: list[str], gpus: list[float]
     ) -> None:
         own = planned(plan, devices, workers=workers)
 
         assert [" ".join(own.place(worker, ORDER).accelerators) for worker in range(workers)] == names
-        assert [own.resources(worker).get("GPU") for worker in range(workers)] == gpus
+        assert [own.accelerators_of(worker) for worker in range(workers)] == gpus
 
     def test_shows_each_worker_its_own_in_the_drivers_order(
         self, plan: NodePlan, monkeypatch: pytest.MonkeyPatch
@@ -341,13 +341,6 @@ class TestDealing:
         assert "CUDA_VISIBLE_DEVICES" not in alone.worker_env(0, ORDER)
         assert alone.place(0, ORDER).accelerators == ("A0", "A1")
         assert planned(plan, 2, workers=2, asked=False).worker_env(1, ORDER)["CUDA_VISIBLE_DEVICES"] == "1"
-
-    def test_keeps_dasks_monitor_from_what_it_does_not_understand(self, plan: NodePlan) -> None:
-        setting = "DASK_DISTRIBUTED__DIAGNOSTICS__NVML"
-        parts = replace(plan, devices=(Device(name="H100", shown_as="MIG-a", profile="1g.10gb"),))
-
-        assert parts.process_env()[setting] == "False"
-        assert setting not in planned(plan, 2, workers=2).process_env()
 
     def test_gives_way_to_what_the_user_says(self, plan: NodePlan) -> None:
         own = planned(plan, 2, workers=2)

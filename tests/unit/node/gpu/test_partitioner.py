@@ -29,7 +29,7 @@ from support.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut, make_instance
 from support.nodes import node_ready
 
 Fake = Callable[..., FakeGpus]
-ORDER = Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=1)
+ORDER = Start(head_addr="127.0.0.9", total_nodes=1)
 
 ROWS = [
     *[(card, *row) for card in ("H100-80", "A100-80") for row in [
@@ -117,7 +117,7 @@ def the_next_undoes_it(gpus: FakeGpus) -> None:
 
 def environments(config: NodeConfig, devices: tuple[Device, ...]) -> list[str]:
     """``CUDA_VISIBLE_DEVICES`` of every worker."""
-    plan = NodePlan(config=config, ready=node_ready(config.workers), nanny_ports=(), devices=devices)
+    plan = NodePlan(config=config, ready=node_ready(config.workers), devices=devices)
     return [plan.worker_env(worker, ORDER)["CUDA_VISIBLE_DEVICES"] for worker in range(config.workers)]
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from skyward.node.gpu.driver import Device
 from skyward.node.processes import exit_reason, kill_all, kill_session
-from skyward.node.supervisor import survey
-from skyward.node.supervisor.plan import NodePlan
-from skyward.node.supervisor.survey import (
+from skyward.node.supervisor import plan as plans
+from skyward.node.supervisor.plan import (
+    NodePlan,
     claim_ports,
     cpu_count,
     free_ports,
@@ -26,7 +26,6 @@ from skyward.node.supervisor.survey import (
     memory_bytes,
     share_of,
 )
-from skyward.node.worker.nannies import worker_exit
 from skyward.providers import local
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig, WorkerPlace
@@ -58,7 +57,7 @@ def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which anybody may create names."""
     folder = tmp_path / "shm"
     folder.mkdir()
-    monkeypatch.setattr(survey, "SHARED_MEMORY", folder)
+    monkeypatch.setattr(plans, "SHARED_MEMORY", folder)
     return folder
 
 
@@ -80,9 +79,9 @@ def test_plan_survives_its_line(plan: NodePlan) -> None:
 
 
 def test_every_port_of_a_plan_is_another_one(plan: NodePlan) -> None:
-    addresses = [plan.ready.control, plan.ready.blobs, plan.ready.scheduler, *plan.ready.workers]
+    addresses = [plan.ready.control, plan.ready.blobs, plan.ready.service, *plan.ready.guests]
     ports = [int(address.rpartition(":")[2]) for address in addresses]
-    ports += [*plan.nanny_ports, *plan.ready.call_ports]
+    ports += [int(lane.rpartition(":")[2]) for lane in plan.ready.lanes] + [*plan.ready.call_ports]
 
     assert len(set(ports)) == len(ports) == 3 + 3 + 3 + 32
 
@@ -94,10 +93,8 @@ def test_the_client_dials_where_ports_are_bound_and_other_nodes_dial_the_address
     ready = plan.ready
 
     assert {each.rpartition(":")[0] for each in (ready.control, *ready.lanes)} == {"10.1.2.3"}
-    assert {
-        each.rpartition(":")[0].removeprefix("tls://") for each in (ready.scheduler, *ready.workers, ready.blobs)
-    } == {ADDRESS}
-    assert plan.here(ready.scheduler) == ready.scheduler.replace(ADDRESS, "10.1.2.3")
+    assert {each.rpartition(":")[0] for each in (ready.service, *ready.guests, ready.blobs)} == {ADDRESS}
+    assert plan.here(ready.service) == ready.service.replace(ADDRESS, "10.1.2.3")
 
 
 def test_free_ports_can_be_bound() -> None:
@@ -113,14 +110,14 @@ def test_claimed_ports_can_be_bound_and_are_nobody_elses_while_the_claim_holds()
 
 
 def test_no_outgoing_connection_takes_a_claimed_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "ephemeral_ports", lambda: (20_000, 60_000))
+    monkeypatch.setattr(plans, "ephemeral_ports", lambda: (20_000, 60_000))
 
     with claim_ports(ADDRESS, 5000) as ports:
         assert not [port for port in ports if 20_000 <= port <= 60_000]
 
 
 def test_where_all_ports_are_ephemeral_the_claim_takes_those(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "ephemeral_ports", lambda: (1024, 65_535))
+    monkeypatch.setattr(plans, "ephemeral_ports", lambda: (1024, 65_535))
 
     with claim_ports(ADDRESS, 40) as ports:
         assert len(set(ports)) == 40
@@ -208,7 +205,7 @@ def test_what_an_ended_node_left_in_memory_is_removed(config: NodeConfig, shared
 
 
 def test_worker_knows_its_place(plan: NodePlan) -> None:
-    env = plan.worker_env(2, Start(scheduler="tls://127.0.0.9:1", head_addr="127.0.0.9", total_nodes=4))
+    env = plan.worker_env(2, Start(head_addr="127.0.0.9", total_nodes=4))
 
     assert WorkerPlace.from_json(env["SKYWARD_WORKER"]) == WorkerPlace(
         pool_id="pool",
@@ -229,7 +226,7 @@ def test_worker_knows_its_place(plan: NodePlan) -> None:
 
 def test_thread_caps_give_way_to_the_users_environment(config: NodeConfig, plan: NodePlan) -> None:
     values = json.loads(config.to_json()) | {"env": {"OMP_NUM_THREADS": "64", "SKYWARD_INSTANCE": "mine"}}
-    own = NodePlan(config=NodeConfig.from_json(json.dumps(values)), ready=plan.ready, nanny_ports=plan.nanny_ports)
+    own = NodePlan(config=NodeConfig.from_json(json.dumps(values)), ready=plan.ready)
 
     assert plan.process_env()["OMP_NUM_THREADS"] == str(max(1, plan.ready.cpu_count // 3))
     assert own.process_env()["OMP_NUM_THREADS"] == "64"
@@ -249,16 +246,6 @@ def test_thread_caps_give_way_to_the_users_environment(config: NodeConfig, plan:
 )
 def test_exit_code_in_plain_english(exit_code: int, reason: str) -> None:
     assert exit_reason(exit_code) == reason
-
-
-def test_worker_end_says_status_signal_or_memory_limit() -> None:
-    by_status = worker_exit(1, "a", 3, None)
-    by_signal = worker_exit(1, "a", -11, None)
-    by_memory = worker_exit(1, "a", -15, 2 << 30)
-
-    assert (by_status.exit_code, by_status.signal, by_status.reason) == (3, None, "exited with status 3")
-    assert (by_signal.exit_code, by_signal.signal, by_signal.reason) == (None, 11, "killed by signal 11 (SIGSEGV)")
-    assert (by_memory.memory_limit_bytes, by_memory.reason) == (2 << 30, "exceeded its memory limit of 2.0 GiB")
 
 
 PARENT_OF_A_DAEMON = """

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,29 +75,3 @@ def test_a_missing_file_is_recognized_without_its_name_and_behind_another_error(
 
     assert f"was looked up in {tmp_path} on the node" in note
     assert "Image(includes=" in note
-
-
-def with_handler() -> None:
-    with asyncio.Runner() as runner:
-        runner.get_loop().add_signal_handler(signal.SIGUSR1, print)
-
-
-def with_loop() -> None:
-    asyncio.get_event_loop()
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda: signal.signal(signal.SIGALRM, print),
-        lambda: signal.set_wakeup_fd(-1),
-        with_handler,
-        with_loop,
-        thrown(RuntimeError("this application must be started in the main thread")),
-    ],
-)
-def test_a_need_of_the_main_thread_is_answered_with_other_ways(act: Callable[[], object]) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        (note,) = threads.submit(notes_of, act).result()
-    assert note.startswith("a call runs in a thread of its worker")
-    assert all(way in note for way in ("timeout=", "asyncio.run()", "multiprocessing"))

@@ -61,21 +61,21 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-def test_every_node_is_prepared_started_and_joined_to_the_heads_scheduler(stage: Stage) -> None:
+def test_every_node_is_prepared_started_and_told_of_the_head(stage: Stage) -> None:
     fleet = stage.fleet()
     run(fleet.start)
 
     assert [node.rank for node in fleet.nodes] == [0, 1, 2, 3]
     assert set(map(tuple, stage.nodes.logs().values())) == {("prepare", "start", "join")}
-    assert {node.scheduler for node in stage.nodes.opened} == {"tls://127.0.0.1:9000"}
+    assert {node.head_addr for node in stage.nodes.opened} == {"127.0.0.1"}
 
 
-def test_nodes_that_reach_the_head_share_its_scheduler_and_each_other_one_has_its_own(stage: Stage) -> None:
+def test_nodes_that_reach_the_head_are_told_of_it_and_each_other_one_is_its_own(stage: Stage) -> None:
     stage.provider.networks = ("a", "b", "a", "")
     run(stage.fleet().start)
 
-    own = [node.ready.scheduler for node in stage.nodes.opened]
-    assert [node.scheduler for node in stage.nodes.opened] == [own[0], own[1], own[0], own[3]]
+    own = [node.address for node in stage.nodes.opened]
+    assert [node.head_addr for node in stage.nodes.opened] == [own[0], own[1], own[0], own[3]]
 
 
 def test_where_all_offers_are_islands_nodes_that_have_to_reach_each_other_are_not_bought(stage: Stage) -> None:

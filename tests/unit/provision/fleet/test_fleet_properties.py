@@ -240,7 +240,7 @@ steps = st.one_of(
     ),
     st.builds(
         Step,
-        what=st.sampled_from(("kill", "cut", "part", "part silently", "become stale", "crash", "say farewell")),
+        what=st.sampled_from(("kill", "cut", "part", "part silently", "crash", "say farewell")),
         which=which,
         other=other,
         pause_s=pauses,
@@ -474,7 +474,7 @@ class Life:
         else:
             raise AssertionError(f"these calls never end: {waiting}, or this scaling: {self.scaling}")
         await asyncio.sleep(SETTLE_S)
-        self._check_schedulers()
+        self._check_heads()
         ready = [member for member in pool.fleet.members.values() if member.state is NodeState.READY]
         assert len(ready) == len(pool.fleet.nodes) == pool.elastic.wanted
         for node in pool.fleet.nodes:
@@ -484,13 +484,13 @@ class Life:
         left = set(pool.provider.alive) - {node.instance.id for node in pool.fleet.nodes} - pool.provider.untold
         assert not left, f"{left} were lost or given up, and are still there"
 
-    def _check_schedulers(self) -> None:
-        """Each node's workers join the head's scheduler if the node reaches the head, else the node's own."""
+    def _check_heads(self) -> None:
+        """Each node knows the head's address if it reaches the head, else its own."""
         nodes = {node.rank: node for node in self.pool.nodes.simulated if node in self.pool.fleet.nodes}
         network = nodes[HEAD].instance.network if HEAD in nodes else ""
         for node in nodes.values():
             leader = nodes[HEAD] if network and node.instance.network == network else node
-            assert node.scheduler == leader.ready.scheduler, f"node {node.rank} joined {node.scheduler}"
+            assert node.head_addr == leader.address, f"node {node.rank} was told of {node.head_addr}"
 
     async def close(self) -> None:
         self.books.closing = True
@@ -546,8 +546,6 @@ class Life:
                 node.kill_process(worker)
             case "cut":
                 self.pool.network.cut(node.lanes[worker])
-            case "become stale":
-                node.become_stale(worker)
             case "part" | "part silently":
                 node.cut_off(silently=step.what == "part silently")
                 asyncio.get_running_loop().call_later((0.5, 5.0, 20.0, 100.0)[step.other], node.reconnect)

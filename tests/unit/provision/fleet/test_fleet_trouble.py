@@ -108,7 +108,7 @@ def test_a_node_that_is_lost_after_the_head_was_given_up_is_replaced_and_does_ca
         await asyncio.sleep(30)
         assert pool.elastic.wanted == 1
         with pytest.raises(PoolStateError, match="node 0, where the scheduler runs, is gone for good"):
-            await pool.elastic.scheduler()
+            pool.elastic.head()
         pool.submit(Call())
         await asyncio.sleep(10)
         assert pool.tickets[0].future.result(0) == 0
@@ -125,7 +125,7 @@ def test_a_node_that_is_not_ready_when_the_head_is_given_up_does_not_wait_for_it
         async with asyncio.timeout(60):
             await growing
         assert [node.rank for node in pool.fleet.nodes] == [1, 2]
-        assert all(node.scheduler == node.ready.scheduler for node in pool.nodes.simulated[1:])
+        assert all(node.head_addr == node.address for node in pool.nodes.simulated[1:])
 
     live(story)
 

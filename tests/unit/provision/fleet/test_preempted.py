@@ -227,7 +227,7 @@ def test_the_head_is_replaced_like_the_others(tmp_path: Path) -> None:
         await stage.until(lambda: stage.node(0) is not taken and stage.node(0).runs)
         stage.pool.broadcast(Call())
         await stage.until_done()
-        await stage.until(lambda: stage.node(1).scheduler == stage.node(0).scheduler)
+        await stage.until(lambda: stage.node(1).head_addr == stage.node(0).address)
 
         assert [ticket.future.result(0) for ticket in stage.pool.tickets] == [0, 1, 2, 2]
 

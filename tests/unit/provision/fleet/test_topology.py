@@ -63,7 +63,7 @@ def test_islands_are_no_offer_for_several_nodes_that_have_to_reach_each_other(
 
 def test_where_only_islands_are_on_offer_the_error_names_what_works() -> None:
     with pytest.raises(ConfigurationError, match=r"2 nodes are needed.*nodes=1.*ComputePool without Dask"):
-        connected([ISLAND], replace(parse_request(), one_network=True), nodes=2)
+        connected([ISLAND], replace(parse_request(), one_network=True, service_name="dask"), nodes=2)
 
 
 @pytest.mark.parametrize(

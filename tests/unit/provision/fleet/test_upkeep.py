@@ -131,12 +131,12 @@ async def test_a_node_whose_keeping_fails_again_and_again_is_given_up_and_not_bo
         await until(lambda: len(stage.provider.alive) == 1)
 
 
-async def test_survivors_are_told_of_the_next_heads_scheduler(stage: Stage) -> None:
+async def test_survivors_are_told_of_the_next_head(stage: Stage) -> None:
     async with stage.kept():
         survivor = stage.nodes.opened[1]
-        assert survivor.scheduler == "tls://127.0.0.1:9000"
+        assert survivor.head_addr == "127.0.0.1"
         stage.lose(0)
-        await until(lambda: survivor.scheduler == "tls://127.0.0.1:9001")
+        await until(lambda: survivor.head_addr == "127.0.0.2")
 
 
 async def test_a_node_whose_time_is_over_is_not_replaced(stage: Stage) -> None:
@@ -416,7 +416,7 @@ async def test_a_survivor_that_could_not_be_told_of_the_next_head_is_told_the_ne
         await until(lambda: survivor.log.count("join") == 2)
         stage.nodes.heal(1, "join")
         await fleet.scale(3, ())
-        assert survivor.scheduler == "tls://127.0.0.1:9001"
+        assert survivor.head_addr == "127.0.0.2"
 
 
 async def test_a_head_that_was_given_up_is_the_first_to_be_added_again(stage: Stage) -> None:
@@ -428,24 +428,24 @@ async def test_a_head_that_was_given_up_is_the_first_to_be_added_again(stage: St
         assert stage.ranks() == [0, 1]
 
 
-async def test_without_a_head_nodes_have_schedulers_of_their_own_until_there_is_one_again(stage: Stage) -> None:
+async def test_without_a_head_nodes_are_their_own_until_there_is_one_again(stage: Stage) -> None:
     async with stage.kept() as fleet:
         survivor = stage.nodes.opened[1]
         stage.provider.fail("launch", AuthenticationError("expired"))
         stage.lose(0)
-        await until(lambda: survivor.scheduler == survivor.ready.scheduler)
+        await until(lambda: survivor.head_addr == survivor.address)
         assert fleet.wanted == {1}
         await fleet.scale(2, ())
-        await until(lambda: survivor.scheduler == "tls://127.0.0.1:9001")
+        await until(lambda: survivor.head_addr == "127.0.0.2")
 
 
-async def test_nodes_that_do_not_reach_the_next_head_have_schedulers_of_their_own(stage: Stage) -> None:
+async def test_nodes_that_do_not_reach_the_next_head_are_their_own(stage: Stage) -> None:
     stage.provider.networks = ("a", "a", "b")
     async with stage.kept():
         survivor = stage.nodes.opened[1]
-        assert survivor.scheduler == "tls://127.0.0.1:9000"
+        assert survivor.head_addr == "127.0.0.1"
         stage.lose(0)
-        await until(lambda: survivor.scheduler == survivor.ready.scheduler)
+        await until(lambda: survivor.head_addr == survivor.address)
 
 
 async def test_a_node_of_its_own_is_replaced_while_there_is_no_head(stage: Stage) -> None:

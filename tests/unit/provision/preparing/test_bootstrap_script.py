@@ -323,7 +323,7 @@ def test_each_clients_code_gets_an_environment_of_its_own(machine: Machine):
             wheel.writestr("skyward/__init__.py", "")
             for folder in ("", "supervisor/", "worker/"):
                 wheel.writestr(f"skyward/node/{folder}__init__.py", "")
-            for program in ("supervisor/supervisor", "worker/nannies", "supervisor/scheduler", "worker/worker"):
+            for program in ("supervisor/supervisor", "supervisor/service_process", "worker/worker"):
                 wheel.writestr(f"skyward/node/{program}.py", f"# {code}")
         assert machine.run(Image(), code=code).returncode == 0
 

@@ -70,8 +70,8 @@ class Supervisor:
     ) -> Completed:
         ready = NodeReady(
             control=f"{ADDRESS}:{self.port}",
-            scheduler="",
-            workers=(),
+            service="",
+            guests=(),
             lanes=(),
             blobs="",
             call_ports=(),

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from skyward.node.supervisor.survey import memory_bytes
+from skyward.node.supervisor.plan import memory_bytes
 from skyward.provision.preparing.machine_size import MachineSize, measure_machine, parse_size
 from skyward.request.instance import InstanceSpec
 from skyward.transport.local import LocalAccess

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /pr
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from skyward.node.supervisor.proc_entry import fits, show_arguments, show_variable
+from skyward.node.supervisor.fork_server import fits, show_arguments, show_variable
 
 def shown(name):
     return Path("/proc/self", name).read_bytes().split(b"\\0")

@@ -8,19 +8,25 @@ import inspect
 import re
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from skyward.errors import ConfigurationError
-from skyward.providers.local import Local
 from skyward.provision.preparing.distribution import engine_pins
-from skyward.request.request import parse_request
-from skyward.wire import dask_parts
-from skyward.wire.dask_parts import NODE_RELEASE, OLDEST_RELEASE, OVERRIDDEN, READ, check_parts, missing_parts
+from skyward_dask.dask_parts import (
+    NEWEST_RELEASE,
+    OLDEST_RELEASE,
+    OVERRIDDEN,
+    READ,
+    check_parts,
+    missing_parts,
+    names_of_parts,
+)
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("owner", OVERRIDDEN)
@@ -39,49 +45,41 @@ def test_the_installed_release_has_every_attribute_that_is_read(owner: str) -> N
     assert lacking == []
 
 
-@pytest.mark.parametrize("name", sorted(dask_parts._HOMES))
-def test_the_installed_release_has_every_part_that_is_imported(name: str) -> None:
-    assert getattr(dask_parts, name) is not None
+def test_few_parts_are_in_use() -> None:
+    assert len([*names_of_parts(OVERRIDDEN), *names_of_parts(READ)]) <= 24
 
 
 def test_a_release_that_lacks_a_part_is_refused_by_the_parts_name(monkeypatch: pytest.MonkeyPatch) -> None:
     import distributed
 
-    monkeypatch.delattr(distributed.Nanny, "_on_worker_exit_sync")
+    monkeypatch.delattr(distributed.Client, "_send_to_scheduler")
 
-    with pytest.raises(ConfigurationError, match=r"lacks distributed\.nanny:Nanny\._on_worker_exit_sync.*2026\."):
+    with pytest.raises(ConfigurationError, match=r"lacks distributed\.client:Client\._send_to_scheduler.*2026\."):
         check_parts()
-
-
-def test_a_part_that_cannot_be_imported_is_an_import_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import distributed.batched
-
-    monkeypatch.delattr(distributed.batched, "BatchedSend")
-    monkeypatch.delitem(vars(dask_parts), "BatchedSend", raising=False)
-
-    with pytest.raises(ImportError, match=r"lacks distributed\.batched:BatchedSend"):
-        _ = dask_parts.BatchedSend
 
 
 def test_the_matrix_and_the_requirement_cover_the_same_releases() -> None:
     releases = re.findall(r"^dasks := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[0].split()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    local = {each.name: each.specifier for each in map(Requirement, extras["local"])}
+    required = {each.name: each.specifier for each in map(Requirement, extras["dask"])}
+    year, month, _ = map(int, NEWEST_RELEASE.split("."))
 
     assert len(releases) >= 5
-    assert (releases[0], releases[-1]) == (OLDEST_RELEASE, NODE_RELEASE)
-    assert [r for r in releases if not all(each.contains(r) for each in local.values())] == []
-    assert local.keys() == {"dask", "distributed"}
+    assert (releases[0], releases[-1]) == (OLDEST_RELEASE, NEWEST_RELEASE)
+    for name in ("dask", "distributed"):
+        assert [release for release in releases if not required[name].contains(release)] == []
+        assert required[name].contains(f"{year}.{month}.99")
+        assert not required[name].contains(f"{year}.{month + 1}.0")
 
 
 def test_a_submodule_of_distributed_is_imported_by_one_module_only() -> None:
     found = [
         f"{path.name}: {name}"
         for path in (ROOT / "src").rglob("*.py")
-        if "testing" not in path.parts and path.name != "dask_parts.py"
+        if path.name != "dask_parts.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for name in _imported(node)
-        if name.startswith("distributed.")
+        if name.startswith("distributed.") and name != "distributed.core"
     ]
 
     assert found == []
@@ -103,17 +101,12 @@ def without_dask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_dask")
-def test_nodes_of_a_client_without_dask_get_the_newest_release_tested() -> None:
-    pins = engine_pins.__wrapped__()
-
-    assert {f"dask=={NODE_RELEASE}", f"distributed=={NODE_RELEASE}"} <= set(pins)
-    assert not [pin for pin in pins if pin.startswith("tornado")]
+def test_nodes_of_a_client_without_dask_get_none() -> None:
+    assert not {pin.partition("==")[0] for pin in engine_pins.__wrapped__()} & {"dask", "distributed", "tornado"}
 
 
-@pytest.mark.usefixtures("without_dask")
-async def test_local_nodes_without_dask_are_refused_with_the_line_that_installs_it() -> None:
-    with pytest.raises(ConfigurationError, match=r"Local\(\).*pip install 'skyward-fleet\[local\]'"):
-        await Local().offers(parse_request())
+def test_nodes_of_a_client_with_dask_get_its_release() -> None:
+    assert f"distributed=={version('distributed')}" in engine_pins.__wrapped__()
 
 
 @pytest.mark.usefixtures("without_dask")

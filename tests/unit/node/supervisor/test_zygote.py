@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -15,10 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skyward.node.supervisor.children import Child, Zygote, fork_from
-from skyward.node.supervisor.plan import NodePlan
-from skyward.node.supervisor.survey import make_plan
-from skyward.wire.control import Message, Ping, Pong
+from skyward.node.processes import exit_reason
+from skyward.node.supervisor.plan import NodePlan, make_plan
+from skyward.node.supervisor.zygote import Fork, Zygote, fork_from, keep_process
 from support.nodes import node_config
 
 DEADLINE_S = 30.0
@@ -26,14 +26,14 @@ DEADLINE_S = 30.0
 AFTERWARDS = """
 import os, signal, socket
 
-from skyward.node.supervisor.zygote import serve_forks
+from skyward.node.supervisor.fork_server import _ForkServer
 
 wakers = []
 set_wakeup_fd = signal.set_wakeup_fd
 signal.set_wakeup_fd = lambda number, **options: wakers.append(number) or set_wakeup_fd(number, **options)
 here, orders = socket.socketpair()
 here.close()
-serve_forks(orders)
+_ForkServer(orders).serve()
 read, write = os.pipe()
 os.dup2(write, wakers[0])
 os.kill(os.getpid(), signal.SIGCHLD)
@@ -50,7 +50,7 @@ import json, os
 IMPORTED_BY = os.getpid()
 
 def say(reports, number):
-    print(json.dumps({"kind": "pong", "n": number}), file=reports)
+    print(json.dumps([number]), file=reports)
 """
 
 FAITHFUL = """
@@ -60,7 +60,7 @@ def main(commands, reports):
     commands.readline()
     shared.say(reports, shared.IMPORTED_BY)
     for line in commands:
-        shared.say(reports, shared.json.loads(line)["n"])
+        shared.say(reports, int(line))
 """
 
 
@@ -68,20 +68,29 @@ class Running:
     """A zygote and its forks: what they have said, in turn, and why anything ended."""
 
     def __init__(self, programs: tuple[str, ...], plan: NodePlan) -> None:
-        self.said: asyncio.Queue[Message] = asyncio.Queue()
+        self.numbers: asyncio.Queue[int] = asyncio.Queue()
         self.ended: asyncio.Queue[str] = asyncio.Queue()
         self.zygote_ended: asyncio.Queue[str] = asyncio.Queue()
         self.doomed: list[psutil.Process] = []
         self.zygote = Zygote(("shared", *programs), plan, on_exit=self._end_forks)
-        self.children = [
-            Child(program, plan, zygote=self.zygote, on_report=self.said.put_nowait, on_exit=self.ended.put_nowait)
-            for program in programs
-        ]
+        self.present: Fork | None = None
+
+    async def keep(self, program: str) -> None:
+        await keep_process(program, lambda: self._live(program), self.ended.put_nowait)
+
+    async def _live(self, program: str) -> str:
+        async with self.zygote.fork(program) as self.present:
+            self.present.commands.write(b"its plan\n")
+            async for line in self.present.reports:
+                match json.loads(line):
+                    case int(exit_code):
+                        return exit_reason(exit_code)
+                    case [number]:
+                        self.numbers.put_nowait(number)
+        return "ended with the process that it was forked from"
 
     async def number(self) -> int:
-        said = await self.said.get()
-        assert isinstance(said, Pong)
-        return said.n
+        return await self.numbers.get()
 
     def forks(self) -> list[psutil.Process]:
         return psutil.Process(self.zygote.pid).children()
@@ -113,7 +122,7 @@ async def running(plan: NodePlan, **programs: str) -> AsyncGenerator[Running]:
     write_modules(Path(plan.config.workdir), {"shared": SHARED, **programs})
     running = Running(tuple(programs), plan)
     keeping = asyncio.create_task(running.zygote.keep())
-    tasks = [asyncio.create_task(child.keep()) for child in running.children]
+    tasks = [asyncio.create_task(running.keep(program)) for program in programs]
     try:
         async with asyncio.timeout(DEADLINE_S):
             yield running
@@ -144,13 +153,15 @@ async def test_what_processes_need_is_imported_once(plan: NodePlan) -> None:
         assert len(node.forks()) == 2
 
 
-async def test_commands_reach_the_process_and_its_successors(plan: NodePlan) -> None:
+async def test_commands_reach_the_process_and_its_end_is_reported(plan: NodePlan) -> None:
     async with running(plan, one=FAITHFUL) as node:
-        node.children[0].send(Ping(n=7))
-        assert [await node.number(), await node.number()] == [node.zygote.pid, 7]
+        assert await node.number() == node.zygote.pid
+        assert node.present is not None
+        node.present.commands.write(b"7\n")
+        assert await node.number() == 7
         node.forks()[0].kill()
         assert await node.ended.get() == "killed by signal 9 (SIGKILL)"
-        assert [await node.number(), await node.number()] == [node.zygote.pid, 7]
+        assert await node.number() == node.zygote.pid
 
 
 @pytest.mark.parametrize(

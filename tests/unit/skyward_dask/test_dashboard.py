@@ -22,9 +22,9 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HT
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from skyward.engine.certificates import issue
-from skyward.node.supervisor.scheduler import NodeScheduler
 from skyward.wire.frames import TlsIdentity
-from skyward.wire.security import PoolSecurity
+from skyward_dask.on_nodes import NodeScheduler
+from skyward_dask.security import PoolSecurity
 
 ADDRESS = "127.83.1.11"
 PATHS = [

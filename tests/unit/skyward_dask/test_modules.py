@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from skyward.shipping.graph_modules import KeptModules, missing_modules, named_in
 from skyward.shipping.sources import SentSources
 from skyward.wire.messages import ModuleSource
+from skyward_dask.modules import KeptModules, missing_modules, named_in
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.support.clock import FakeClock
 
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import ConfigurationError
-from skyward.node.supervisor.unrunnable import WorkerOffer, fail_unrunnable, unmet_demand
+from skyward_dask.tasks import WorkerOffer, fail_unrunnable, unmet_demand
 
 GPU = WorkerOffer(name="node0-worker0", address="tls://10.0.0.5:1", host="10.0.0.5", resources={"GPU": 1.0})
 HALF = WorkerOffer(name="node0-worker1", address="tls://10.0.0.5:2", host="10.0.0.5", resources={"GPU": 0.5})

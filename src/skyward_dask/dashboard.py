@@ -29,7 +29,7 @@ from tornado.web import Application, RequestHandler
 
 from skyward._concurrency.waiting import wait_until
 from skyward.errors import UnreachableError
-from skyward.wire.dask_parts import RoutingApplication, dashboard_pages, get_handlers
+from skyward_dask.dask_parts import RoutingApplication, dashboard_pages, page_routes
 
 __all__ = ["Dashboard", "Gate"]
 
@@ -82,7 +82,7 @@ class Dashboard:
     def _serve(self, pages: Any) -> _Server:
         scheduler: Any = self._scheduler
         modules = dask_config.get("distributed.scheduler.http.routes")
-        scheduler.http_application = RoutingApplication(get_handlers(scheduler, modules))
+        scheduler.http_application = RoutingApplication(page_routes(scheduler, modules))
         scheduler.http_server = server = _Server(Gate(scheduler.http_application, self._token))
         server.take_port(scheduler.ip)
         try:

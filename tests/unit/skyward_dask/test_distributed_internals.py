@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing.process
 import re
 import threading
 from collections.abc import Callable
-from multiprocessing import forkserver
 from typing import Any
 
 import distributed.client
 import distributed.http.scheduler.info
-import distributed.utils
 import pytest
-from distributed import Client, Nanny, Scheduler, Security, Status, Worker
+from distributed import Client, Scheduler, Security, Worker
 from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.adaptive_core import AdaptiveCore
 from distributed.deploy.cluster import Cluster
-from distributed.nanny import WorkerProcess
 from distributed.scheduler import WorkerStatusPlugin
-from distributed.worker_memory import NannyMemoryManager
 
 
 def source_of(thing: Callable[..., Any]) -> str:
@@ -63,85 +58,6 @@ def test_scheduler_stops_the_pages_it_finds_there() -> None:
 
 def test_scheduler_does_not_know_the_name_under_which_we_keep_them() -> None:
     assert not re.search(r"\b_pages\b", "".join(inspect.getsource(cls) for cls in Scheduler.__mro__[:-1]))
-
-
-def test_nanny_hands_its_own_env_to_every_process_it_starts() -> None:
-    assert "env=self.env" in source_of(Nanny.instantiate)
-    assert "env=self.env" in source_of(WorkerProcess.start)
-    assert "os.environ.update(env)" in source_of(WorkerProcess._run)
-
-
-def test_nanny_starts_processes_only_by_instantiate() -> None:
-    assert "await self.instantiate()" in source_of(Nanny.start_unsafe)
-    assert "await self.instantiate()" in source_of(Nanny.restart)
-    assert "await self.instantiate()" in source_of(Nanny._on_worker_exit)
-
-
-def test_nanny_that_has_started_its_process_only_tells_the_scheduler_and_looks_after_it() -> None:
-    _, _, rest = source_of(Nanny.start_unsafe).partition('await comm.write({"status": "ok"})')
-
-    assert [line.strip() for line in rest.splitlines() if line.strip()] == [
-        "finally:",
-        "await comm.close()",
-        "assert self.worker_address",
-        "self.start_periodic_callbacks()",
-        "return self",
-    ]
-
-
-def test_starting_a_process_sets_its_state_before_it_first_waits() -> None:
-    source = source_of(WorkerProcess.start)
-
-    assert source.index("self.status = Status.starting") < source.index("await self.process.start()")
-    assert {Status.starting, Status.running} <= set(Status)
-
-
-def test_nanny_hears_of_exits_by_the_method_we_override() -> None:
-    assert list(inspect.signature(Nanny._on_worker_exit_sync).parameters) == ["self", "exitcode"]
-    assert "on_exit=self._on_worker_exit_sync" in source_of(Nanny.instantiate)
-
-
-def test_starting_a_process_polls_the_others_by_the_function_we_replace() -> None:
-    assert "_cleanup()" in source_of(multiprocessing.process.BaseProcess.start)
-
-
-def test_memory_manager_remembers_the_pid_it_terminated() -> None:
-    source = source_of(NannyMemoryManager.memory_monitor)
-
-    assert "self._last_terminated_pid = process.pid" in source
-    assert "process.terminate()" in source
-
-
-def test_worker_class_may_be_any_callable() -> None:
-    assert "worker=self.Worker" in source_of(Nanny.instantiate)
-    assert "functools.partial(self.Worker, **self.worker_kwargs)" in source_of(WorkerProcess.start)
-
-
-def test_tasks_run_in_threads_of_this_name() -> None:
-    assert 'Dask-Default-Threads",' in source_of(Worker.__init__)
-
-
-def test_fork_server_preload_can_be_left_to_us() -> None:
-    assert distributed.utils._forkserver_preload_set in (True, False)
-    assert "not _forkserver_preload_set" in source_of(distributed.utils.get_mp_context)
-
-
-def test_a_fork_server_is_started_by_the_function_we_replace_and_keeps_its_state_in_one_object() -> None:
-    assert "util.spawnv_passfds(exe, args, fds_to_pass)" in source_of(forkserver.ForkServer.ensure_running)
-    assert "args += ['-c', cmd]" in source_of(forkserver.ForkServer.ensure_running)
-    assert forkserver.ensure_running.__self__ is forkserver._forkserver  # type: ignore[attr-defined]
-
-
-def test_environment_before_the_spawn_is_what_the_plan_sets() -> None:
-    import dask
-
-    assert set(dask.config.get("distributed.nanny.pre-spawn-environ")) == {
-        "MALLOC_TRIM_THRESHOLD_",
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OPENBLAS_NUM_THREADS",
-    }
-    assert 'update({"PYTHONHASHSEED": "6640"})' in source_of(Nanny.__init__)
 
 
 def test_certificates_may_be_text_and_stay_mutual() -> None:

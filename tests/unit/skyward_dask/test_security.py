@@ -11,7 +11,7 @@ from distributed.core import Server, rpc
 
 from skyward.engine.certificates import issue
 from skyward.wire.frames import client_context, server_context
-from skyward.wire.security import PoolSecurity
+from skyward_dask.security import PoolSecurity
 
 
 @pytest.fixture(autouse=True)

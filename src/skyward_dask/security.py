@@ -18,9 +18,15 @@ class PoolSecurity(Security):
     """The pool's certificate for every role; only mutual TLS 1.3 is accepted.
 
     Contexts are made in memory.
+
+    Attributes:
+        identity: certificates and key.
+        tunnelled: True if their holder reaches only the scheduler, and not the workers.
     """
 
-    def __init__(self, identity: TlsIdentity) -> None:
+    def __init__(self, identity: TlsIdentity, *, tunnelled: bool = False) -> None:
+        self.identity = identity
+        self.tunnelled = tunnelled
         roles = ("client", "scheduler", "worker")
         certificates: dict[str, Any] = {f"tls_{role}_cert": identity.cert for role in roles}
         keys: dict[str, Any] = {f"tls_{role}_key": identity.key for role in roles}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.engine.dask_works import DaskWorks
-from skyward.events import Progress, SkywardEvent
-from skyward.node.task_counts import TaskCounts
-from skyward.wire.control import SchedulerExit, SchedulerRunning, TasksReport
+from skyward.wire.control import WorkProgress
+from skyward_dask.tasks import TaskCounts
 
 
 class Tasks:
@@ -21,7 +19,7 @@ class Tasks:
         for key in keys:
             self.counts.move(key, state)
 
-    def look(self) -> list[TasksReport]:
+    def look(self) -> list[WorkProgress]:
         return list(self.counts.look(lambda: self.running))
 
     def shown(self) -> list[tuple[str, int, int, int, int, int | None]]:
@@ -95,23 +93,3 @@ def test_keys_without_labels_share_one(tasks: Tasks) -> None:
     tasks("memory", keys[50])
 
     assert ("tasks", 35, 0, 0, 0, 84) in tasks.shown()
-
-
-def test_a_scheduler_that_ends_takes_its_work_along() -> None:
-    events: list[SkywardEvent] = []
-    works = DaskWorks(events.append)
-
-    works.handle("i-1", SchedulerRunning(address=""))
-    works.handle("i-1", TasksReport(label="inc", done=1, total=5, running=2))
-    works.handle("i-1", SchedulerRunning(address=""))  # after a loss of the connection
-    works.handle("i-1", SchedulerExit(reason=""))
-    works.handle("i-1", TasksReport(label="dec", done=1, total=2, failed=0, running=1))
-    works.handle("i-2", SchedulerRunning(address=""))
-    works.handle("i-2", SchedulerRunning(address=""))
-
-    assert events == [
-        Progress("inc", 1, 5, running=2),
-        Progress("inc", 1, 5, cancelled=4),
-        Progress("dec", 1, 2, running=1),
-        Progress("dec", 1, 2, cancelled=1),
-    ]

@@ -1,0 +1,100 @@
+"""Process of a service beside a node's workers: kept running by the supervisor, and the program in it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO, cast
+
+from skyward.node.processes import close_on_exec, end_with_supervisor, exit_reason, name_process
+from skyward.node.services import Service
+from skyward.node.supervisor.plan import NodePlan
+from skyward.node.supervisor.zygote import Zygote, keep_process
+from skyward.wire.control import Report, RunService, ServiceRunning, WorkProgress, from_frame, to_frame
+
+__all__ = ["ServiceProcess", "main"]
+
+
+class ServiceProcess:
+    """Process that runs :meth:`Service.serve` of the ordered service; restarted whenever it ends.
+
+    Args:
+        plan: the node.
+        zygote: process to fork it from.
+        on_report: called with every message from it.
+        on_exit: called with the reason of its end, before it is started again.
+    """
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        *,
+        zygote: Zygote,
+        on_report: Callable[[ServiceRunning | WorkProgress], None],
+        on_exit: Callable[[str, str], None],
+    ) -> None:
+        self._plan = plan
+        self._zygote = zygote
+        self._on_report = on_report
+        self._on_exit = on_exit
+        self._order: asyncio.Future[RunService] = asyncio.get_running_loop().create_future()
+
+    def start(self, order: RunService) -> None:
+        """Start the process; from then on it stays. Idempotent."""
+        if not self._order.done():
+            self._order.set_result(order)
+
+    async def keep(self) -> None:
+        """Run the process, once it is ordered, until cancelled."""
+        order = await asyncio.shield(self._order)
+        await keep_process(
+            f"the service {order.name}", lambda: self._live(order), lambda reason: self._on_exit(order.name, reason)
+        )
+
+    async def _live(self, order: RunService) -> str:
+        async with self._zygote.fork(__name__) as fork:
+            fork.commands.write(f"{self._plan.to_json()}\n{json.dumps(to_frame(order))}\n".encode())
+            async for line in fork.reports:
+                match json.loads(line):
+                    case int(exit_code):
+                        return exit_reason(exit_code)
+                    case report:
+                        self._on_report(cast("ServiceRunning | WorkProgress", from_frame(report)))
+        return "ended with the process that it was forked from"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """See :class:`~skyward.node.services.ServiceProgram`."""
+
+    plan: NodePlan
+    reports: TextIO
+
+    def report(self, message: Report) -> None:
+        self.reports.write(f"{json.dumps(to_frame(message))}\n")
+
+
+def main(commands: TextIO, reports: TextIO) -> None:
+    """In a fork of the zygote: run the service in the first lines until the supervisor closes ``commands``."""
+    plan = NodePlan.from_json(commands.readline())
+    order = cast("RunService", from_frame(json.loads(commands.readline())))
+    name_process(order.name)
+    close_on_exec()
+    service = cast("Service", importlib.import_module(order.module))
+    asyncio.run(_serve(service, _Program(plan=plan, reports=reports), commands))
+
+
+async def _serve(service: Service, program: _Program, commands: TextIO) -> None:
+    zygote, plan = os.getppid(), program.plan
+
+    def follow() -> None:
+        commands.read()
+        end_with_supervisor(plan.ready.pid, zygote, instance_id=plan.config.instance_id, folder=plan.ready.blob_dir)
+
+    threading.Thread(target=follow, name="skyward-orders", daemon=True).start()
+    await service.serve(program)

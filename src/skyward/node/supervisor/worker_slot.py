@@ -1,0 +1,249 @@
+"""Slot of one worker on its node: its processes, one after the other, watched from the start to the end of each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wait_exponential, wait_random
+
+from skyward.node.processes import exit_reason, is_stopped, kill_session, rss_bytes
+from skyward.node.supervisor.plan import NodePlan
+from skyward.node.supervisor.zygote import Fork, Zygote
+from skyward.node.worker.begun import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
+from skyward.node.worker.capture import take_last_words
+from skyward.node.worker.watchdog import DEAF, DEAF_REASON
+from skyward.wire.control import Report, RunService, Start, WorkerExit, WorkerRunning, from_frame, to_frame
+
+__all__ = ["WorkerSlot"]
+
+log = logging.getLogger("skyward.node.supervisor.worker_slot")
+
+_PROGRAM = "skyward.node.worker.worker"
+_GIB = 1 << 30
+_MEMORY_SHARE = 0.95
+"""Part of its memory limit at which a worker is killed, before the kernel would kill any process of the machine."""
+_LOG_BYTES = 2000
+_LOOKS_PER_STATUS = 10
+_STOPPED_LOOKS = 10
+_STOPPED_REASON = f"it was stopped, as by SIGSTOP, for {_STOPPED_LOOKS} s, and was killed"
+_LIMIT_EXCEEDED = {False: "ran longer than its timeout", True: "added more to its worker's memory than its limit"}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Process:
+    """One process of a worker.
+
+    Attributes:
+        incarnation: its id.
+        mark_path: file of its mark; see :mod:`~skyward.node.worker.begun`.
+        mark: that file, mapped; None if there is none.
+        running: its report that it accepts calls; None before that.
+        looks: number of looks at it.
+        stopped_looks: number of the latest looks, one a second, that found it stopped.
+        overrun: limit of a call for which it was killed.
+        over_memory: True if it was killed for the worker's memory limit.
+        ended_for: reason for which it ends itself; empty if it gave none.
+    """
+
+    incarnation: str
+    mark_path: str
+    mark: memoryview | None
+    running: WorkerRunning | None = None
+    looks: int = 0
+    stopped_looks: int = 0
+    overrun: Overrun | None = None
+    over_memory: bool = False
+    ended_for: str = ""
+    commands: asyncio.StreamWriter | None = field(default=None, repr=False)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None before it accepts calls."""
+        # Calls may begin before its report is read.
+        return self.running.pid if self.running is not None else process_of(self.mark)
+
+    def send(self, order: Start | RunService) -> None:
+        if self.commands is not None:
+            self.commands.write(f"{json.dumps(to_frame(order))}\n".encode())
+
+    def kill(self) -> None:
+        if (pid := self.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class WorkerSlot:
+    """One worker: started as a fork of the zygote, and again, as a new incarnation, whenever it ends.
+
+    Args:
+        plan: the node.
+        worker: index of the worker on it.
+        zygote: process to fork it from.
+        report: called with :class:`WorkerRunning` and :class:`WorkerExit` of each incarnation.
+    """
+
+    def __init__(self, plan: NodePlan, worker: int, *, zygote: Zygote, report: Callable[[Report], None]) -> None:
+        self._plan = plan
+        self._worker = worker
+        self._zygote = zygote
+        self._report = report
+        self._start: Start | None = None
+        self._service: RunService | None = None
+        self._ordered = asyncio.Event()
+        self._process: _Process | None = None
+
+    @property
+    def running(self) -> WorkerRunning | None:
+        """The report that its present process accepts calls; None before that."""
+        return self._process.running if self._process is not None else None
+
+    def follow(self, order: Start | RunService) -> None:
+        """Pass an order on to this worker's process and to its successors. The first :class:`Start` starts it."""
+        if order in (self._start, self._service):
+            return
+        if isinstance(order, Start):
+            self._start = order
+            self._ordered.set()
+        else:
+            self._service = order
+        if self._process is not None:
+            self._process.send(order)
+
+    def kill(self, incarnation: str) -> None:
+        """Kill its process, unless that is another incarnation by now."""
+        if self._process is not None and self._process.incarnation == incarnation:
+            self._process.kill()
+
+    async def keep(self) -> None:
+        """Run the worker, once it is ordered, until cancelled.
+
+        A process that has accepted calls is followed by another at once; one that could not, after a pause that grows.
+        """
+        await self._ordered.wait()
+        starting = AsyncRetrying(
+            retry=retry_if_result(lambda came_up: not came_up) | retry_if_exception_type(),
+            wait=wait_exponential(0.1, 2.0) + wait_random(0, 0.1),
+        )
+        while True:
+            await starting(self._live)
+
+    async def _live(self) -> bool:
+        """Run one process to its end; return True if it has accepted calls."""
+        incarnation = uuid.uuid4().hex
+        path = mark_path(self._plan.ready.blob_dir, incarnation)
+        make_mark(path)  # before the process: a worker that dies early has begun no call
+        self._process = process = _Process(incarnation=incarnation, mark_path=path, mark=open_mark(path))
+        exit_code: int | None = None
+        try:
+            async with self._zygote.fork(_PROGRAM) as fork:
+                self._send_orders(fork, process)
+                async for line in fork.reports:
+                    match json.loads(line):
+                        case int(exit_code):
+                            break
+                        case str(reason):
+                            process.ended_for = reason
+                        case report:
+                            process.running = cast("WorkerRunning", from_frame(report))
+                            self._report(process.running)
+        except OSError:
+            log.exception("worker %d was not started", self._worker)
+            raise
+        finally:
+            self._process = None
+            ended = self._settle(process, exit_code)
+        self._report(ended)
+        return process.running is not None
+
+    def _send_orders(self, fork: Fork, process: _Process) -> None:
+        assert self._start is not None
+        own = {"SKYWARD_INCARNATION": process.incarnation, "SKYWARD_BEGUN": process.mark_path}
+        env = self._plan.worker_env(self._worker, self._start) | own
+        fork.commands.write(f"{self._plan.to_json()}\n{json.dumps([self._worker, env])}\n".encode())
+        process.commands = fork.commands
+        if self._service is not None:
+            process.send(self._service)
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Kill the process if it exceeds a limit, or has been stopped for ten seconds. Called ten times a second."""
+        process = self._process
+        if process is None or (pid := process.pid) is None:
+            return
+        process.looks += 1
+        self._enforce_limits(process, pid)
+        if process.looks % _LOOKS_PER_STATUS == 0:
+            process.stopped_looks = process.stopped_looks + 1 if is_stopped(pid) else 0
+            if process.stopped_looks >= _STOPPED_LOOKS:  # it serves no calls, and may never be continued
+                process.kill()
+
+    def _enforce_limits(self, process: _Process, pid: int) -> None:
+        memory_bytes = rss_bytes(pid)
+        if memory_bytes > _MEMORY_SHARE * self._plan.memory_limit_bytes:
+            process.over_memory = True
+            process.kill()
+            return
+        mark = process.mark
+        if mark is None or process.overrun is not None or overrun(mark, lambda: memory_bytes) is None:
+            return
+        with suppress(ProcessLookupError):
+            # Stopped, so that the call cannot end, and the next one begin, between the look and the end.
+            os.kill(pid, signal.SIGSTOP)
+            process.overrun = overrun(mark, lambda: rss_bytes(pid))
+            os.kill(pid, signal.SIGCONT if process.overrun is None else signal.SIGKILL)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, process: _Process, exit_code: int | None) -> WorkerExit:
+        """End what the process has started; return the report on its end. Exit code None: the status is lost."""
+        if (pid := process.pid) is not None:
+            # A forked child would hold the port that the next incarnation needs: ports are fixed for the node's life.
+            kill_session(pid)
+        last = take_last_words(Path(self._plan.worker_log(self._worker)), Path(self._plan.worker_mark(self._worker)))
+        # One that never accepted calls has printed nothing of theirs: its own messages say why it did not come up.
+        last_words = last.data if pid is not None else _end_of(self._plan.worker_log(self._worker))
+        over = process.overrun
+        return WorkerExit(
+            worker=self._worker,
+            incarnation=process.incarnation,
+            exit_code=exit_code if exit_code is not None and exit_code >= 0 else None,
+            signal=-exit_code if exit_code is not None and exit_code < 0 else None,
+            reason=self._reason(process, exit_code),
+            memory_limit_bytes=self._plan.memory_limit_bytes if process.over_memory else None,
+            ended_for=_LIMIT_EXCEEDED[over.of_memory] if over is not None else process.ended_for,
+            last_words=last_words.decode("latin-1"),
+            last_words_at=last.at,
+            omitted_bytes=last.omitted,
+            begun=take_mark(process.mark_path),
+            overran=over.position if over is not None else 0,
+            overran_memory=over is not None and over.of_memory,
+        )
+
+    def _reason(self, process: _Process, exit_code: int | None) -> str:
+        if exit_code is None:
+            return "ended with the process that it was forked from"
+        if process.stopped_looks >= _STOPPED_LOOKS:
+            return _STOPPED_REASON
+        if exit_code == DEAF:
+            return DEAF_REASON
+        if process.over_memory:
+            return f"exceeded its memory limit of {self._plan.memory_limit_bytes / _GIB:.1f} GiB"
+        return exit_reason(exit_code)
+
+
+def _end_of(log_file: str) -> bytes:
+    try:
+        return Path(log_file).read_bytes()[-_LOG_BYTES:]
+    except OSError:
+        return b""
