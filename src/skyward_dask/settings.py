@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
+from importlib.resources import as_file, files
 from typing import Any, cast
 
 import dask.config
-import yaml
 from dask.utils import parse_timedelta
 
 from skyward.errors import ConfigurationError
@@ -17,8 +16,8 @@ __all__ = ["load_defaults", "seconds", "setting"]
 
 @cache
 def _defaults() -> dict[str, Any]:
-    text = files("skyward_dask").joinpath("skyward.yaml").read_text(encoding="utf-8")
-    defaults: dict[str, Any] = yaml.safe_load(text)
+    with as_file(files("skyward_dask").joinpath("skyward.yaml")) as path:
+        (defaults,) = cast("Any", dask.config).collect_yaml([str(path)])
     return defaults
 
 
