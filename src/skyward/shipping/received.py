@@ -55,7 +55,7 @@ class _Shadows:
     """Hidden modules, by their top-level package; while there are any, this process's import statements pass here.
 
     Attributes:
-        aside: set in a thread while it imports a hidden module: the received ones stand aside.
+        aside: the hidden packages that a thread imports at the moment (``importing``): the received ones stand aside.
     """
 
     def __init__(self) -> None:
@@ -84,6 +84,8 @@ class _Shadows:
         # A list comes from C: it is an unpickler that looks a name up.
         if hidden is None or isinstance(fromlist, list) or not _gets_the_hidden(globals, package):
             return self._import(name, globals, locals, fromlist, level)
+        if package in getattr(self.aside, "importing", ()):  # a module of the hidden package, which is in place
+            return self._import(name, globals, locals, fromlist, level)
         if level == 0 and name in hidden and all(hasattr(hidden[name], each) for each in fromlist or ()):
             return hidden[name] if fromlist else hidden[package]
         with self._swapped(package, hidden):
@@ -94,11 +96,12 @@ class _Shadows:
         with self._lock:
             received = _taken_out(package)
             sys.modules.update(hidden)
-            self.aside.active = True
+            importing: tuple[str, ...] = getattr(self.aside, "importing", ())
+            self.aside.importing = (*importing, package)
             try:
                 yield
             finally:
-                self.aside.active = False
+                self.aside.importing = importing
                 hidden.update(_taken_out(package))
                 sys.modules.update(received)
 
@@ -187,7 +190,7 @@ class SourceFinder(MetaPathFinder):
         """See :class:`importlib.abc.MetaPathFinder`."""
         del target  # only reloads have one
         source = self.sources.get(fullname)
-        if source is None or getattr(self._shadows.aside, "active", False):
+        if source is None or getattr(self._shadows.aside, "importing", ()):
             return None
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is not None and not is_received(parent) and not _is_namespace(parent.__spec__):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 import gc
 import importlib
 import linecache
@@ -11,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -338,6 +340,20 @@ def test_a_package_that_was_changed_since_it_was_installed_is_imported_from_its_
     finder.add(mirrored(2, "NUMBER = 2\n"))
 
     assert importlib.import_module("sky_mirrored").part.NUMBER == 2
+
+
+def test_code_of_dask_imports_the_installed_package_although_the_users_was_received_first(
+    finder: SourceFinder, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installed / "sky_mirrored/__init__.py").write_text("from .part import *\nfrom . import part\nMINE = False\n")
+    monkeypatch.setattr(builtins, "__import__", builtins.__import__)
+    finder.add([edition(1, "MINE = True", "sky_mirrored")])
+    importer = {"__name__": "dask.config", "__spec__": ModuleSpec("dask.config", None), "__builtins__": builtins}
+
+    exec("import sky_mirrored", importer)
+
+    assert importer["sky_mirrored"].MINE is False
+    assert importlib.import_module("sky_mirrored").MINE is True
 
 
 def test_tracebacks_show_the_lines_of_the_edition_that_ran(finder: SourceFinder) -> None:
