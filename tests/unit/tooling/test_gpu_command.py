@@ -52,7 +52,7 @@ def test_missing_packages_are_listed_with_the_command(tmp_path: Path) -> None:
 
     assert done.returncode == 2, done.stderr
     assert f"packages are missing: {sys.executable} -m pip install " in done.stdout
-    assert "'dask>=" in done.stdout
+    assert "'distributed>=" in done.stdout
 
 
 def test_each_check_names_the_behaviours_of_a_gpu() -> None:
