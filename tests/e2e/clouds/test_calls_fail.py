@@ -68,14 +68,14 @@ class Launcher:
         except SkywardError as failed:
             error = failed
         if error is None or isinstance(error, REFUSALS):
-            known = [each for each in ledger.open_entries() if each.key not in pool.lost]
+            known = [each for each in ledger.open_entries() if each.key not in pool._lost]
             assert bool(pool.unended()) == bool(known), error
         await pool.end([each for each in pool.all if not each.ended])
         routes = cloud.service.routes[before:]
         cloud.service.faults.clear()
         assert not cloud.alive
         if error is None or isinstance(error, REFUSALS):
-            assert all(each.key in pool.lost for each in ledger.open_entries())
+            assert all(each.key in pool._lost for each in ledger.open_entries())
         await provider.tidy(pool_id)  # what was refused at the end is removed with the next pool
         await provider.close()
         assert cloud.left() == {}
