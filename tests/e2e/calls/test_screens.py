@@ -130,7 +130,7 @@ def test_lines_of_calls_and_of_the_program_share_no_line_of_a_pipe() -> None:
     assert "".join(own[1:-1]) == "".join(f"own line {n}: wholewarned {n}" for n in range(8))
 
 
-# In `make test`: unit/client/test_display.py, where a restart on purpose is one line.
+# In `make test`: unit/display/test_display.py, where a restart on purpose is one line.
 @pytest.mark.full
 def test_restarts_on_purpose_are_shown_as_such() -> None:
     done = subprocess.run(

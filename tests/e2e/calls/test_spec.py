@@ -1,4 +1,4 @@
-"""What the specification's pages show, done on real pools; tests/unit/client/test_spec_surface.py checks the names."""
+"""What the specification's pages show, done on real pools; tests/unit/api/test_spec_surface.py checks the names."""
 
 from __future__ import annotations
 
