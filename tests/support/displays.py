@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from skyward.display import PoolTag, open_display
+from skyward.display import Display, DisplayKind, PoolTag
 from skyward.events import Callback, SkywardEvent
 from skyward.events.bus import EventBus
 from support.clock import FakeClock
@@ -57,8 +57,8 @@ class Show:
     def __init__(self, kind: str, stream: io.TextIOBase, tag: PoolTag | None = None) -> None:
         self.clock = FakeClock(100.0)
         self.bus = InlineBus()
-        self.display: Any = open_display(
-            kind,
+        self.display: Any = Display(
+            DisplayKind(kind),
             self.bus,
             stream,  # type: ignore[arg-type]
             tag=tag,

@@ -29,7 +29,7 @@ from skyward.api.node_packages import callers_names, with_environment
 from skyward.api.slips import by_name_only, refuses_operands
 from skyward.api.telemetry import PoolTelemetry, open_telemetry
 from skyward.api.watching import Watched
-from skyward.display import PoolTag, open_display, parse_display
+from skyward.display import Display, PoolTag, parse_display
 from skyward.distributed.runtime import refuse_inside_call
 from skyward.engine.calls import CallBatch, RemoteFuture
 from skyward.engine.running import RunningPool
@@ -312,7 +312,7 @@ class ComputePool(Watched, CallsByFunction):
         stack.callback(self._forget)
         telemetry = open_telemetry(pool_id, self._provider.name, self._request, bus, stack)
         stack.callback(bus.close)
-        display = open_display(self._display, bus, tag=replace(self._tag, pool_id=pool_id))
+        display = Display(self._display, bus, tag=replace(self._tag, pool_id=pool_id))
         stack.callback(display.close)
         stack.callback(bus.close)  # delivers all events before the display closes; closing twice is harmless
         outer = current_callbacks()

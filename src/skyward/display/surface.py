@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, ParamSpec, TextIO, cast
+from functools import partial
+from typing import Final, TextIO, cast
 
 from skyward.wire.terminal import cleaned
-
-__all__ = ["REDRAW_EVERY_S", "PoolTag", "SafeStream", "Surface", "is_terminal", "join_surface", "streams_beside"]
 
 REDRAW_EVERY_S: Final = 0.1
 """Seconds between two drawings."""
@@ -57,10 +56,10 @@ class Surface:
         self.lock = threading.RLock()
         self.pid = os.getpid()
         self.source_width = 7
-        self._terminal = self.stream.isatty()
-        self._tags: set[PoolTag] = set()
-        self._users = 0
-        self._column_known = not self._terminal
+        self.is_terminal = self.stream.isatty()
+        self.tags: set[PoolTag] = set()
+        self.users = 0
+        self._column_known = not self.is_terminal
         self._tail = ""  # text of the process's unfinished line
         self._broken = False  # the display has ended that line
         self._drawings: list[Render] = []
@@ -70,27 +69,19 @@ class Surface:
         self._thread: threading.Thread | None = None
         self._taps = [] if stream is None else [_Tap(each, self) for each in streams_beside(stream)]
 
-    # --- users ------------------------------------------------------------------------------------------------------
-
-    def enter(self, tag: PoolTag) -> None:
-        """Register one more display."""
-        with self.lock:
-            self._users += 1
-            self._tags.add(tag)
-
     def leave(self) -> None:
         """Unregister a display; the last one restores the streams."""
         with _joining, self.lock:
-            self._users -= 1
-            if not self._users:
+            self.users -= 1
+            if not self.users:
                 for tap in self._taps:
                     tap.end()
 
     def name_of(self, tag: PoolTag) -> str:
         """Return a name that distinguishes a pool from others of this surface; empty if there were no others."""
-        if len(self._tags) == 1:
+        if len(self.tags) == 1:
             return ""
-        alike = sorted(other.made for other in self._tags if other.provider == tag.provider)
+        alike = sorted(other.made for other in self.tags if other.provider == tag.provider)
         return tag.provider if len(alike) == 1 else f"{tag.provider} {alike.index(tag.made) + 1}"
 
     # --- lines ------------------------------------------------------------------------------------------------------
@@ -121,7 +112,7 @@ class Surface:
             self._broken = False
             tap.write_file(text)
             self._note(text)
-            if self._terminal:
+            if self.is_terminal:
                 tap.flush_file()
                 self._draw()
                 self.stream.flush()
@@ -135,7 +126,7 @@ class Surface:
 
     def _is_movable(self) -> bool:
         """Return True if the unfinished line can be rewritten below another one."""
-        if not self._terminal:
+        if not self.is_terminal:
             return False
         from rich.cells import cell_len
 
@@ -157,7 +148,7 @@ class Surface:
 
     def _may_be_prompting(self) -> bool:
         """Return True if the interpreter may show prompts here. Prompts bypass the streams and their taps."""
-        return self._terminal and hasattr(sys, "ps1")
+        return self.is_terminal and hasattr(sys, "ps1")
 
     # --- drawings ---------------------------------------------------------------------------------------------------
 
@@ -248,17 +239,24 @@ class _Tap:
 
     def write(self, text: str) -> int:
         """Write ``text``; it appears at the end of its line or on a flush, as with line-buffered streams."""
-        if self.surface.pid != os.getpid():  # in a forked child the parent draws
-            self._step_back()
-        if not isinstance(text, str) or self.surface.pid != os.getpid():  # pyright: ignore[reportUnnecessaryIsInstance]
+        if self._is_forked() or not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             return self.write_file(text)
         with self.surface.lock:
             self._held += text
-            cut = self._ready_length()
-            ready, self._held = self._held[:cut], self._held[cut:]
-            if ready:
-                self.surface.pass_on(ready, self)
+            self._pass_on(self._ready_length())
         return len(text)
+
+    def _pass_on(self, length: int) -> None:
+        ready, self._held = self._held[:length], self._held[length:]
+        if ready:
+            self.surface.pass_on(ready, self)
+
+    def _is_forked(self) -> bool:
+        """Return True in a forked child, where the parent draws; restore the stream's methods there."""
+        forked = self.surface.pid != os.getpid()
+        if forked:
+            self._step_back()
+        return forked
 
     def _ready_length(self) -> int:
         """Return the length of the held text that the stream itself would write now."""
@@ -269,13 +267,9 @@ class _Tap:
 
     def flush(self) -> None:
         """Write the held text, and flush the stream."""
-        if self.surface.pid != os.getpid():
-            self._step_back()
-        else:
+        if not self._is_forked():
             with self.surface.lock:
-                ready, self._held = self._held, ""
-                if ready:
-                    self.surface.pass_on(ready, self)
+                self._pass_on(len(self._held))
         self._flush_file()
 
     def flush_file(self) -> None:
@@ -298,11 +292,11 @@ def join_surface(stream: TextIO | None, tag: PoolTag) -> Surface:
     with _joining:
         tap = getattr(getattr(stream, "write", None), "__self__", None)
         surface = tap.surface if isinstance(tap, _Tap) and tap.surface.pid == os.getpid() else Surface(stream)
-        surface.enter(tag)
+        with surface.lock:
+            surface.users += 1
+            surface.tags.add(tag)
     return surface
 
-
-P = ParamSpec("P")
 
 _logger = logging.getLogger("skyward")
 
@@ -333,20 +327,19 @@ class SafeStream:
             return shutil.get_terminal_size()
         return size if size.columns and size.lines else shutil.get_terminal_size()
 
-    def write(self, text: str) -> int:
+    def write(self, text: str) -> None:
         """Write ``text``, with escapes for characters that the encoding lacks."""
         if self._write is not None:
-            self._attempt(self._write, text.encode(self.encoding, "backslashreplace").decode(self.encoding))
-        return len(text)
+            self._attempt(partial(self._write, text.encode(self.encoding, "backslashreplace").decode(self.encoding)))
 
     def flush(self) -> None:
         """Flush the stream."""
         if self._flush is not None:
             self._attempt(self._flush)
 
-    def _attempt(self, act: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _attempt(self, act: Callable[[], object]) -> None:
         try:
-            act(*args, **kwargs)
+            act()
         except (OSError, ValueError) as error:
             _logger.debug("the display's stream failed: %s", error)
             self._write = self._flush = None

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from skyward import events as ev
 from skyward.display.words import duration, money, plural, price, progress_words
-from skyward.events import Metrics
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.wire.terminal import harmless
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-__all__ = ["FleetLoad", "PoolView"]
 
 _DRAWN_NODES: Final = 8
 _SHOWN_WORKERS: Final = 40
@@ -72,19 +69,21 @@ class FleetLoad:
         return [f"{money(self._cost.accumulated_cost + since)} so far", price(self._cost.hourly_rate)]
 
 
+def _figures(load: ev.Metrics | None, mark: str) -> dict[str, str]:
+    """Return the figures that a node reports, by name; ``mark`` stands between used and present memory."""
+    if load is None:
+        return {}
+    figures = {"cpu": f"{load.cpu_percent:.0f} %", "memory": _gib(load.memory_used_mb, mark, load.memory_total_mb)}
+    if load.gpu_utilization is not None:
+        figures["gpu"] = f"{load.gpu_utilization:.0f} %"
+    if load.gpu_memory_used_mb is not None and load.gpu_memory_total_mb is not None:
+        figures["gpu memory"] = _gib(load.gpu_memory_used_mb, mark, load.gpu_memory_total_mb)
+    return figures
+
+
 def _row(node: ev.Metrics) -> Sequence[str]:
-    cells = [
-        f"node {node.node}",
-        f"cpu {node.cpu_percent:.0f} %",
-        f"memory {_gib(node.memory_used_mb, ' of ', node.memory_total_mb)}",
-    ]
-    if node.gpu_utilization is not None:
-        cells.append(f"gpu {node.gpu_utilization:.0f} %")
-    if node.gpu_memory_used_mb is not None and node.gpu_memory_total_mb is not None:
-        cells.append(f"gpu memory {_gib(node.gpu_memory_used_mb, ' of ', node.gpu_memory_total_mb)}")
-    if node.gpu_temperature is not None:
-        cells.append(f"{node.gpu_temperature:.0f} °C")
-    return cells
+    temperature = [] if node.gpu_temperature is None else [f"{node.gpu_temperature:.0f} °C"]
+    return [f"node {node.node}", *(f"{name} {text}" for name, text in _figures(node, " of ").items()), *temperature]
 
 
 def _gib(used_mib: float, mark: str, total_mib: float) -> str:
@@ -137,31 +136,28 @@ class PoolView:
     rows: Sequence[Sequence[str]]
 
     @classmethod
-    def of(
-        cls, pool: PoolSnapshot, *, closed: bool = False, dated: bool = False, rows: int = _SHOWN_WORKERS
-    ) -> PoolView:
+    def of(cls, pool: PoolSnapshot, *, closed: bool = False, dated: bool = False) -> PoolView:
         """Return the view of a snapshot.
 
         Args:
             pool: the snapshot.
             closed: whether the pool has been closed since.
             dated: whether to give the time of the opening in place of the age, which changes all the time.
-            rows: maximum number of rows; the others are counted.
         """
         workers = sum(len(node.workers) for node in pool.nodes)
         size = f"{plural(len(pool.nodes), 'node')}, {plural(workers, 'worker')}"
         title = f"{pool.pool_id} · {pool.provider} · {_state(pool, closed=closed, dated=dated)} · {size}"
-        cells = [row for node in pool.nodes for row in _node_rows(node)]
-        shown = [index for index, name in enumerate(_COLUMNS) if name in _ALWAYS or any(row[index] for row in cells)]
+        rows = [row for node in pool.nodes for row in _node_rows(node)]
+        columns = tuple(name for name in _COLUMNS if name in _ALWAYS or any(row.get(name) for row in rows))
         lines = [_calls(pool), *map(progress_words, pool.works)]
         lines += [f"last failure: {pool.last_failure}"] if pool.last_failure else []
         lines += [f"{money(pool.cost)} so far · {price(pool.hourly_rate)}"] if pool.cost or pool.hourly_rate else []
-        lines += [f"{len(cells) - rows} more workers are not shown"] if len(cells) > rows else []
+        lines += [f"{len(rows) - _SHOWN_WORKERS} more workers are not shown"] if len(rows) > _SHOWN_WORKERS else []
         return cls(
             title=harmless(title),
             lines=tuple(map(harmless, lines)),
-            columns=tuple(_COLUMNS[index] for index in shown),
-            rows=tuple(tuple(harmless(row[index]) for index in shown) for row in cells[:rows]),
+            columns=columns,
+            rows=tuple(tuple(harmless(row.get(name, "")) for name in columns) for row in rows[:_SHOWN_WORKERS]),
         )
 
     def rich(self) -> RenderableType:
@@ -182,11 +178,14 @@ class PoolView:
     def html(self) -> str:
         """Return the view for a notebook: escaped, without scripts and outside resources."""
         lines = "<br>".join(map(escape, self.lines))
-        head = "".join(f'<th style="{_ROW}">{escape(name)}</th>' for name in self.columns)
-        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows)
+        head, *body = (
+            "".join(f'<{tag} style="{_ROW}">{escape(cell)}</{tag}>' for cell in cells)
+            for tag, cells in (("th", self.columns), *(("td", row) for row in self.rows))
+        )
+        rows = "".join(f"<tr>{row}</tr>" for row in body)
         return (
             f'<div><p style="{_TITLE}"><b>{escape(self.title)}</b><br>{lines}</p>'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         )
 
     def text(self) -> str:
@@ -202,37 +201,24 @@ def _state(pool: PoolSnapshot, *, closed: bool, dated: bool) -> str:
     return f"open for {duration(pool.open_s)}"
 
 
-def _cell(text: str) -> str:
-    return f'<td style="{_ROW}">{escape(text)}</td>'
-
-
 def _calls(pool: PoolSnapshot) -> str:
     counts = {"running": pool.running, "queued": pool.queued, "done": pool.done}
     counts |= {name: count for name, count in {"failed": pool.failed, "cancelled": pool.cancelled}.items() if count}
     return "calls: " + " · ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
-def _node_rows(node: NodeSnapshot) -> list[Sequence[str]]:
-    name = f"{node.node}" if node.state == "ready" else f"{node.node} ({node.state})"
-    workers = [_worker_cells(worker) for worker in node.workers] or [("", "", "", "")]
-    costs = "" if not node.price_per_hour else f"{node.price_per_hour:.3f}"
-    own: tuple[str, ...] = (*_load_cells(node.metrics), costs)
-    return [
-        (name if first else "", *cells, *(own if first else ("",) * len(own)))
-        for first, cells in ((index == 0, cells) for index, cells in enumerate(workers))
-    ]
+def _node_rows(node: NodeSnapshot) -> list[dict[str, str]]:
+    """Return a row for each worker, by column; the first one has the node's own cells too."""
+    own = {"node": f"{node.node}" if node.state == "ready" else f"{node.node} ({node.state})"}
+    own |= _figures(node.metrics, "/") | ({"$/h": f"{node.price_per_hour:.3f}"} if node.price_per_hour else {})
+    first, *others = map(_worker_cells, node.workers) if node.workers else ({},)
+    return [own | first, *others]
 
 
-def _worker_cells(worker: WorkerSnapshot) -> Sequence[str]:
-    taken = "" if worker.seconds is None else duration(worker.seconds)
-    return f"{worker.worker}", worker.call or worker.state, taken, f"{worker.waiting}" if worker.waiting else ""
-
-
-def _load_cells(load: Metrics | None) -> Sequence[str]:
-    if load is None:
-        return ("",) * 4
-    gpu = "" if load.gpu_utilization is None else f"{load.gpu_utilization:.0f} %"
-    gpu_memory = ""
-    if load.gpu_memory_used_mb is not None and load.gpu_memory_total_mb is not None:
-        gpu_memory = _gib(load.gpu_memory_used_mb, "/", load.gpu_memory_total_mb)
-    return f"{load.cpu_percent:.0f} %", _gib(load.memory_used_mb, "/", load.memory_total_mb), gpu, gpu_memory
+def _worker_cells(worker: WorkerSnapshot) -> dict[str, str]:
+    return {
+        "worker": f"{worker.worker}",
+        "call": worker.call or worker.state,
+        "for": "" if worker.seconds is None else duration(worker.seconds),
+        "behind": f"{worker.waiting}" if worker.waiting else "",
+    }

@@ -8,24 +8,6 @@ from typing import Final
 
 from skyward import events as ev
 
-__all__ = [
-    "Work",
-    "clock_time",
-    "duration",
-    "launch_words",
-    "line_text",
-    "money",
-    "open_words",
-    "plural",
-    "price",
-    "progress_words",
-    "rate",
-    "short_place",
-    "step_name",
-    "summary_words",
-    "work_name",
-]
-
 _PLAIN_CALLS: Final = re.compile(r"|calls?|\d+ calls?|<lambda>|partial", re.ASCII)
 _KNOWN_WORK: Final = {
     "_fit_and_predict": "fits",
@@ -240,6 +222,14 @@ def _room_words(event: ev.InstanceLaunching) -> str:
     if event.memory_gib_per_worker:
         told.append(f"{event.memory_gib_per_worker:g} GiB {times} = {event.memory_gib_per_worker * count:g} GiB")
     return ", ".join(told)
+
+
+def deadline_words(event: ev.InstancePreempted | ev.TimeoutApproaching) -> str:
+    """Return the coming end of a node in words."""
+    ends_in = duration(event.seconds_left)
+    if isinstance(event, ev.InstancePreempted):
+        return f"preempted: the provider takes it back in {ends_in}; a replacement is on its way"
+    return f"ends in {ends_in}, when its timeout expires"
 
 
 def open_words(started: ev.PoolStarted, pool_id: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward.display import DisplayKind, PoolTag, open_display, parse_display
+from skyward.display import Display, DisplayKind, PoolTag, parse_display
 from skyward.errors import ConfigurationError
 from skyward.events import (
     BootstrapCompleted,
@@ -450,7 +450,7 @@ def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_output_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     bus = EventBus()
-    display = open_display("log", bus)
+    display = Display(DisplayKind.LOG, bus)
     bus.publish(line("hello"))
     bus.close()
     display.close()

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward.display import Display, DisplayKind, PoolTag
-from skyward.display.notebook import as_data
+from skyward.display import Display, DisplayKind
+from skyward.display.notebook import Notebook, as_data
 from skyward.events import Error, InfraCreating, LogLine, Notice, PoolStarted, PoolStopping, Progress
 from support.clock import FakeClock
 from support.displays import InlineBus
 
 
-class FakeNotebook:
+class FakeNotebook(Notebook):
     """Cells that keep what they show.
 
     Attributes:
@@ -48,7 +48,7 @@ class NotebookShow:
     def __init__(self, kind: DisplayKind) -> None:
         self.notebook, self.clock, self.bus = FakeNotebook(), FakeClock(100.0), InlineBus()
         wall = self.clock.monotonic
-        self.display = Display(kind, self.bus, None, PoolTag(), notebook=self.notebook, clock=self.clock, wall=wall)
+        self.display = Display(kind, self.bus, notebook=self.notebook, clock=self.clock, wall=wall)
 
     @property
     def last(self) -> str:
