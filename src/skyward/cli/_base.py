@@ -1,4 +1,4 @@
-"""What the commands share: an answer as text or JSON with an exit code, and the options that select a provider."""
+"""What the commands share: an answer as text or JSON with an exit code, and the options that select providers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import datetime as dt
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -21,57 +21,19 @@ from skyward.providers.registry import make_provider, provider_names, provider_p
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = [
-    "FAILED",
-    "PROVIDER",
-    "Answer",
-    "Say",
-    "answers",
-    "chosen_provider",
-    "moment",
-    "money",
-    "place_options",
-    "rented_providers",
-    "settings_of",
-]
-
 FAILED = 1
 """Exit code of a command that failed, or did only part of its work."""
-
 _UNWRAPPED = 10_000
 """Columns of a console that wraps no row."""
+_WORDS = {"true": True, "false": False, "none": None}
+_CONVERSIONS: Mapping[Any, Callable[[str], Any]] = {int: int, float: float, Sequence: lambda text: text.split(",")}
 
 
-class Say:
-    """Writer of text to standard output."""
+class Rows(NamedTuple):
+    """Table with a header."""
 
-    def __init__(self) -> None:
-        self._console = _console(None if sys.stdout.isatty() else _UNWRAPPED)  # programs that read a pipe need rows
-
-    def line(self, text: str = "") -> None:
-        """Write one line, unwrapped."""
-        self._console.print(text, soft_wrap=True)
-
-    def rich(self, view: RenderableType) -> None:
-        """Write a view."""
-        self._console.print(view)
-
-    def table(self, *columns: str, rows: Sequence[Sequence[str]]) -> None:
-        """Write a table with a header; on a narrower terminal its rows go on in the next line, and no id is cut."""
-        from rich import box
-        from rich.table import Table
-
-        table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for row in rows:
-            table.add_row(*row)
-        needed = self._console.measure(table, options=self._console.options.update(max_width=_UNWRAPPED)).maximum
-        _console(max(needed, self._console.width)).print(table, soft_wrap=True)
-
-
-def _console(width: int | None) -> Console:
-    from rich.console import Console
-
-    return Console(width=width, markup=False, emoji=False, highlight=False)
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +42,13 @@ class Answer:
 
     Attributes:
         document: JSON values.
-        show: writes the same as text.
+        text: the same as lines, tables and views; read only if it is written.
         exit_code: 0, or :data:`FAILED`.
     """
 
     document: Any
-    show: Callable[[Say], None]
-    exit_code: int = field(default=0)
+    text: Iterable[str | Rows | RenderableType] = ()
+    exit_code: int = 0
 
 
 def answers(command: Callable[..., Answer]) -> Callable[..., None]:
@@ -99,15 +61,41 @@ def answers(command: Callable[..., Answer]) -> Callable[..., None]:
         try:
             answer = command(**parameters)
         except SkywardError as error:
-            answer = Answer(document={"error": str(error)}, show=lambda _: None, exit_code=FAILED)
+            answer = Answer(document={"error": str(error)}, exit_code=FAILED)
             click.echo(f"Error: {error}", err=True)
         if as_json:
             click.echo(json.dumps(answer.document, indent=1))
         else:
-            answer.show(Say())
+            for part in answer.text:
+                write(part)
         context.exit(answer.exit_code)
 
     return run
+
+
+def write(part: str | Rows | RenderableType) -> None:
+    """Write a line, unwrapped; a table, whose rows go on in the next line of a narrow terminal; or a view."""
+    if isinstance(part, str):
+        click.echo(part)
+        return
+    console = _console(None if sys.stdout.isatty() else _UNWRAPPED)  # programs that read a pipe need rows
+    if not isinstance(part, Rows):
+        console.print(part)
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(*part.columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for row in part.rows:
+        table.add_row(*row)
+    needed = console.measure(table, options=console.options.update(max_width=_UNWRAPPED)).maximum
+    _console(max(needed, console.width)).print(table, soft_wrap=True)  # no id is cut
+
+
+def _console(width: int | None) -> Console:
+    from rich.console import Console
+
+    return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def moment(unix_time: float | None) -> str | None:
@@ -122,68 +110,78 @@ def money(usd: float | None) -> str:
     return "?" if usd is None else f"${usd:.2f}"
 
 
-C = TypeVar("C", bound=Callable[..., Any])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Providers:
+    """Providers that a command's options name, and their parameters.
 
-_WORDS = {"true": True, "false": False, "none": None}
-_CONVERSIONS: Mapping[Any, Callable[[str], Any]] = {int: int, float: float, Sequence: lambda text: text.split(",")}
-
-
-class _ProviderName(click.ParamType[str]):
-    """Name of a provider, Skyward's own or that of an installed package."""
-
-    name = "name"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name if a provider has it."""
-        known = provider_names()
-        if value not in known:
-            self.fail(f"{value!r} is not one of {', '.join(known)}", param, ctx)
-        return value
-
-
-PROVIDER = _ProviderName()
-"""Type of the option ``--provider``."""
-
-
-def chosen_provider(name: str, values: Mapping[str, str]) -> Provider:
-    """Return the provider of that name with these parameters, of :func:`settings_of`.
-
-    Raises:
-        ConfigurationError: it cannot be loaded, has no such parameter, or refuses a value; or the value is secret.
+    Attributes:
+        names: names of the providers.
+        parameters: their parameters as text, by name.
     """
-    kind = provider_type(name)
-    parameters = provider_parameters(kind)
-    hidden = [each for each in values if each in parameters and not parameters[each].repr]
-    if hidden:
-        raise ConfigurationError(
-            f"--set {hidden[0]}=: it is secret, and other users of this machine can read command lines; put it "
-            f"where {name!r} finds it by itself, such as an environment variable (see the provider's page)"
+
+    names: Sequence[str]
+    parameters: Mapping[str, str]
+
+    def make(self, name: str) -> Provider:
+        """Return the provider of that name with these parameters.
+
+        Raises:
+            ConfigurationError: it cannot be loaded, has no such parameter, or refuses a value; or the value is secret.
+        """
+        kind = provider_type(name)
+        known = provider_parameters(kind)
+        for parameter in self.parameters:
+            if parameter in known and not known[parameter].repr:
+                raise ConfigurationError(
+                    f"--set {parameter}=: it is secret, and other users of this machine can read command lines; put it "
+                    f"where {name!r} finds it by itself, such as an environment variable (see the provider's page)"
+                )
+        hints = get_type_hints(kind) if self.parameters else {}
+        values = {parameter: _typed(text, hints.get(parameter, str)) for parameter, text in self.parameters.items()}
+        return make_provider(name, values)
+
+
+def provider_options(use: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add ``--provider``, with the help text ``use``, ``--region`` and ``--set``: the parameter ``providers``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @click.option(
+            "--provider", "names", metavar="NAME", multiple=True, callback=_known, help=f"{use}; may be repeated."
         )
-    hints = get_type_hints(kind) if values else {}
-    return make_provider(name, {each: _typed(text, hints.get(each, str)) for each, text in values.items()})
+        @click.option("--region", help="The provider's region; without it, the provider's default.")
+        @click.option(
+            "--set",
+            "settings",
+            metavar="NAME=VALUE",
+            multiple=True,
+            callback=_parsed,
+            help="A parameter of the provider, such as profile=work; may be repeated.",
+        )
+        @functools.wraps(command)
+        def run(*, names: Sequence[str], region: str | None, settings: Mapping[str, str], **parameters: Any) -> None:
+            given = settings if region is None else {**settings, "region": region}
+            command(providers=Providers(names=names, parameters=given), **parameters)
+
+        return run
+
+    return decorate
 
 
-def place_options(command: C) -> C:
-    """Add the parameters of :func:`settings_of` to a command: ``region`` and ``options``."""
-    each = click.option(
-        "--set",
-        "options",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="A parameter of the provider, such as profile=work; may be repeated.",
-    )
-    return click.option("--region", help="The provider's region; without it, the provider's default.")(each(command))
+def _known(context: click.Context, option: click.Parameter, names: Sequence[str]) -> Sequence[str]:
+    """Return the names if they are those of providers, Skyward's own or those of installed packages."""
+    known = provider_names()
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(known)}", context, option)
+    return names
 
 
-def settings_of(region: str | None, options: Sequence[str]) -> Mapping[str, str]:
-    """Return the parameters of providers that options give, as text by name."""
-    values: dict[str, str] = {}
-    for option in options:
-        name, equals, value = option.partition("=")
+def _parsed(context: click.Context, _: click.Parameter, settings: Sequence[str]) -> Mapping[str, str]:
+    parts = [setting.partition("=") for setting in settings]
+    for name, equals, value in parts:
         if not (name and equals):
-            raise click.BadParameter(f"{option!r} is not NAME=VALUE", param_hint="--set")
-        values[name] = value
-    return values if region is None else values | {"region": region}
+            raise click.BadParameter(f"{name + equals + value!r} is not NAME=VALUE", context, param_hint="--set")
+    return {name: value for name, _, value in parts}
 
 
 def rented_providers() -> Sequence[str]:

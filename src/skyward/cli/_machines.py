@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,31 +16,18 @@ import click
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.api.watching import read_snapshot
-from skyward.cli._base import (
-    FAILED,
-    PROVIDER,
-    Answer,
-    Say,
-    answers,
-    chosen_provider,
-    moment,
-    money,
-    place_options,
-    settings_of,
-)
+from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, moment, money, provider_options
 from skyward.display.tables import PoolView
 from skyward.display.words import plural
 from skyward.events.snapshot import PoolSnapshot
 from skyward.providers.base import InstanceState
 from skyward.providers.registry import provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.buying.ownership import Owner, is_in_use, known_folders
-from skyward.provision.buying.sweep import Left, Presence, Sweep, SweepReport, Swept, Unknown, look_up, settings_text
+from skyward.provision.buying.ownership import is_in_use, known_folders
+from skyward.provision.buying.sweep import Presence, Sweep, SweepReport, Unknown, look_up, settings_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-__all__ = ["down", "known_pool", "ls", "sweep", "top"]
 
 _SPARED = {
     True: "is alive",
@@ -52,38 +39,31 @@ _SPARED = {
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Also machines that ended in the last month.")
-@click.option(
-    "--provider",
-    "providers",
-    type=PROVIDER,
-    multiple=True,
-    help="Only machines of this provider, with those that this ledger does not account for; may be repeated.",
-)
-@place_options
+@provider_options("Only machines of this provider, with those that this ledger does not account for")
 @answers
-def ls(*, everything: bool, providers: Sequence[str], region: str | None, options: Sequence[str]) -> Answer:
+def ls(*, everything: bool, providers: Providers) -> Answer:
     """List the machines of open pools: provider, state there, start, cost so far, and state of the owner process."""
-    ledger, settings = Ledger.of_user(), settings_of(region, options)
-    listed = [(name, settings_text(provider_settings(chosen_provider(name, settings)))) for name in providers]
+    ledger = Ledger.of_user()
+    listed = [(name, settings_text(provider_settings(providers.make(name)))) for name in providers.names]
 
     def recorded() -> list[LedgerEntry]:
         found = ledger.entries() if everything else ledger.open_entries()
-        return [each for each in found if not providers or each.purchase.provider in providers]
+        return [entry for entry in found if not providers.names or entry.purchase.provider in providers.names]
 
     presence = asyncio.run(look_up(ledger, recorded(), listed=listed))
     entries, now = recorded(), time.time()
     document = {
         "machines": [_machine(entry) | _details(entry, presence, now) for entry in entries],
         "cost": sum(entry.cost(now) for entry in entries),
-        "unknown": [_stranger(each) for each in presence.unknown],
+        "unknown": [_stranger(machine) for machine in presence.unknown],
         "unasked": presence.silent,
         "damaged": [{"key": entry.key, "reason": entry.damage} for entry in entries if entry.damage],
     }
-    return Answer(
-        document=document,
-        show=lambda say: _show_list(entries, presence, now, say, everything=everything),
-        exit_code=FAILED if document["damaged"] or (providers and presence.silent) else 0,
+    failed = document["damaged"] or (providers.names and presence.silent)
+    none = "No machines are open" + (
+        ", and none ended in the last month." if everything else "; --all lists those that have ended."
     )
+    return Answer(document=document, text=_list_text(entries, presence, now, none), exit_code=FAILED if failed else 0)
 
 
 @click.command()
@@ -94,16 +74,9 @@ def down(*, pools: Sequence[str]) -> Answer:
     ledger = Ledger.of_user()
     ids = [known_pool(ledger, pool) for pool in pools]
     reports = [asyncio.run(Sweep(ledger).end_pool(pool_id)) for pool_id in dict.fromkeys(ids)]
-    ended = [each for report in reports for each in report.ended]
-    gone = [each for report in reports for each in report.forgotten]
-    left = [each for report in reports for each in report.left]
-
-    def show(say: Say) -> None:
-        _show_outcomes(say, ended, left)
-        say.line(f"{len(ended)} ended, {len(gone)} were gone already, {len(left)} left")
-
-    document = {"ended": _all_ended(ended), "gone": [_machine(each) for each in gone], "left": _all_left(left)}
-    return Answer(document=document, show=show, exit_code=FAILED if left else 0)
+    document = _outcome_document(reports)
+    text = [line for report in reports for line in _outcomes(report)] + [_summary(document)]
+    return Answer(document=document, text=text, exit_code=FAILED if document["left"] else 0)
 
 
 @click.command()
@@ -115,36 +88,21 @@ def down(*, pools: Sequence[str]) -> Answer:
 )
 @click.option("--unknown", is_flag=True, help="Also tagged machines that this ledger does not account for.")
 @click.option("--ssh", "hosts", metavar="HOST", multiple=True, help="Also search this host; may be repeated.")
-@click.option(
-    "--provider", "providers", type=PROVIDER, multiple=True, help="Also search this provider; may be repeated."
-)
-@place_options
+@provider_options("Also search this provider")
 @answers
-def sweep(
-    *,
-    others: bool,
-    unknown: bool,
-    hosts: Sequence[str],
-    providers: Sequence[str],
-    region: str | None,
-    options: Sequence[str],
-) -> Answer:
+def sweep(*, others: bool, unknown: bool, hosts: Sequence[str], providers: Providers) -> Answer:
     """End machines that a crash left: those whose owner is dead. Machines of a living owner are never touched."""
     also: list[tuple[str, Mapping[str, Any]]] = [("local", {})]
     also += [("ssh", {"hosts": [host]}) for host in hosts]
-    settings = settings_of(region, options)
-    also += [(name, provider_settings(chosen_provider(name, settings))) for name in providers]
+    also += [(name, provider_settings(providers.make(name))) for name in providers.names]
     report = asyncio.run(Sweep(Ledger.of_user()).run(others=others, unknown=unknown, also=also))
-    document = {
-        "ended": _all_ended(report.ended),
-        "gone": [_machine(each) for each in report.forgotten],
-        "left": _all_left(report.left),
-        "spared": [_machine(each) for each in report.spared],
-        "unknown": [_stranger(each) for each in report.unknown],
+    document = _outcome_document([report]) | {
+        "spared": [_machine(entry) for entry in report.spared],
+        "unknown": [_stranger(machine) for machine in report.unknown],
         "unasked": report.unasked,
     }
-    done = report.clean and not (report.unasked and (unknown or hosts or providers))
-    return Answer(document=document, show=lambda say: _show_sweep(report, say), exit_code=0 if done else FAILED)
+    done = report.clean and not (report.unasked and (unknown or hosts or providers.names))
+    return Answer(document=document, text=_sweep_text(report, document), exit_code=0 if done else FAILED)
 
 
 def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
@@ -162,43 +120,55 @@ def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
     raise click.BadParameter(f"no pool {asked} in this user's ledger. {recent}", param_hint="POOL")
 
 
-def _show_list(entries: Sequence[LedgerEntry], presence: Presence, now: float, say: Say, *, everything: bool) -> None:
+def _list_text(entries: Sequence[LedgerEntry], presence: Presence, now: float, none: str) -> Iterator[str | Rows]:
     if entries:
         columns = ("pool", "node", "provider", "instance", "type", "state", "since", "$/h", "cost", "owner")
-        say.table(*columns, rows=[_row(entry, presence, now) for entry in entries])
-        say.line(f"{plural(len(entries), 'machine')}, {money(sum(entry.cost(now) for entry in entries))}")
-    elif everything:
-        say.line("No machines are open, and none ended in the last month.")
+        yield Rows(columns, [_row(entry, presence, now) for entry in entries])
+        yield f"{plural(len(entries), 'machine')}, {money(sum(entry.cost(now) for entry in entries))}"
     else:
-        say.line("No machines are open; --all lists those that have ended.")
-    for each in presence.unknown:
-        say.line(f"not accounted for by this ledger: {each.provider} {each.instance_id} ({each.key})")
+        yield none
+    for machine in presence.unknown:
+        yield f"not accounted for by this ledger: {machine.provider} {machine.instance_id} ({machine.key})"
     for reason in dict.fromkeys(presence.silent):
-        say.line(f"state unknown: {reason}")
+        yield f"state unknown: {reason}"
     for entry in entries:
         if entry.damage:
-            say.line(f"DAMAGED  {_name(entry)}: {entry.damage}")
+            yield f"DAMAGED  {_name(entry)}: {entry.damage}"
 
 
-def _show_sweep(report: SweepReport, say: Say) -> None:
-    _show_outcomes(say, report.ended, report.left)
-    for each in report.unknown:
-        what = "ended    " if each.ended else "LEFT     " if each.reason else "unknown  "
-        say.line(f"{what}{each.provider} {each.instance_id} ({each.key}) {each.reason}".rstrip())
+def _sweep_text(report: SweepReport, document: dict[str, Any]) -> Iterator[str]:
+    yield from _outcomes(report)
+    for machine in report.unknown:
+        state = "ended    " if machine.ended else "LEFT     " if machine.reason else "unknown  "
+        yield f"{state}{machine.provider} {machine.instance_id} ({machine.key}) {machine.reason}".rstrip()
     for reason in dict.fromkeys(report.unasked):
-        say.line(f"no search for unknown machines: {reason}")
+        yield f"no search for unknown machines: {reason}"
     for pool, alive in dict.fromkeys((entry.purchase.pool_id, _alive(entry)) for entry in report.spared):
-        say.line(f"spared   {pool}: its owner {_SPARED[alive]}")
-    say.line(f"{len(report.ended)} ended, {len(report.forgotten)} were gone already, {len(report.left)} left")
-    if any(not each.ended and not each.reason for each in report.unknown):
-        say.line("Unknown machines may be in another computer's ledger; `skyward sweep --unknown` ends them.")
+        yield f"spared   {pool}: its owner {_SPARED[alive]}"
+    yield _summary(document)
+    if any(not machine.ended and not machine.reason for machine in report.unknown):
+        yield "Unknown machines may be in another computer's ledger; `skyward sweep --unknown` ends them."
 
 
-def _show_outcomes(say: Say, ended: Sequence[Swept], left: Sequence[Left]) -> None:
-    for each in ended:
-        say.line(f"ended    {_name(each.entry, each.instance_id)}")
-    for each in left:
-        say.line(f"LEFT     {_name(each.entry)}: {each.reason}")
+def _outcomes(report: SweepReport) -> Iterator[str]:
+    for swept in report.ended:
+        yield f"ended    {_name(swept.entry, swept.instance_id)}"
+    for left in report.left:
+        yield f"LEFT     {_name(left.entry)}: {left.reason}"
+
+
+def _summary(document: dict[str, Any]) -> str:
+    return f"{len(document['ended'])} ended, {len(document['gone'])} were gone already, {len(document['left'])} left"
+
+
+def _outcome_document(reports: Sequence[SweepReport]) -> dict[str, Any]:
+    return {
+        "ended": [
+            _machine(swept.entry) | {"instance": swept.instance_id} for report in reports for swept in report.ended
+        ],
+        "gone": [_machine(entry) for report in reports for entry in report.forgotten],
+        "left": [_machine(left.entry) | {"reason": left.reason} for report in reports for left in report.left],
+    }
 
 
 def _alive(entry: LedgerEntry) -> bool | None:
@@ -243,21 +213,14 @@ def _details(entry: LedgerEntry, presence: Presence, now: float) -> dict[str, An
     }
 
 
-def _all_ended(ended: Sequence[Swept]) -> list[dict[str, Any]]:
-    return [_machine(each.entry) | {"instance": each.instance_id} for each in ended]
-
-
-def _all_left(left: Sequence[Left]) -> list[dict[str, Any]]:
-    return [_machine(each.entry) | {"reason": each.reason} for each in left]
-
-
-def _stranger(each: Unknown) -> dict[str, Any]:
-    found = {"provider": each.provider, "instance": each.instance_id, "key": each.key, "ended": each.ended}
-    return found | ({"reason": each.reason} if each.reason else {})
-
-
-def _place(owner: Owner) -> str:
-    return "in another container" if owner.host == socket.gethostname() else f"on {owner.host}"
+def _stranger(machine: Unknown) -> dict[str, Any]:
+    facts = {
+        "provider": machine.provider,
+        "instance": machine.instance_id,
+        "key": machine.key,
+        "ended": machine.ended,
+    }
+    return facts | ({"reason": machine.reason} if machine.reason else {})
 
 
 def _row(entry: LedgerEntry, presence: Presence, now: float) -> tuple[str, ...]:
@@ -268,7 +231,8 @@ def _row(entry: LedgerEntry, presence: Presence, now: float) -> tuple[str, ...]:
         state = "unknown"
     else:
         dead = "removes it from this list" if entry.gone_at is not None else "ends its machines"
-        says = {True: "alive", False: f"dead: `skyward sweep` {dead}", None: f"{_place(owner)}, may be alive"}
+        place = "in another container" if owner.host == socket.gethostname() else f"on {owner.host}"
+        says = {True: "alive", False: f"dead: `skyward sweep` {dead}", None: f"{place}, may be alive"}
         state = f"{owner.pid}, {says[owner.lives()]}"
     return (
         bought.pool_id,
@@ -295,15 +259,15 @@ def top(*, pool: str | None, once: bool) -> Answer:
     """Show nodes, workers and their calls, queue, failures, load and cost of POOL, or of all open pools, live."""
     as_json: bool = click.get_current_context().params["as_json"]
     looks = _look(pool)
-    if not (once or as_json) and sys.stdout.isatty() and any(each.snapshot for each in looks):
+    if not (once or as_json) and sys.stdout.isatty() and any(look.snapshot for look in looks):
         looks = _live(pool, looks)
-    document = {"pools": [each.document() for each in looks]}
-    failed = pool is not None and not any(each.snapshot for each in looks)
-    return Answer(document=document, show=lambda say: _show_states(say, looks), exit_code=FAILED if failed else 0)
+    text = [look.view() for look in looks] or ["No pools are open here; `skyward ls` lists machines."]
+    failed = pool is not None and not any(look.snapshot for look in looks)
+    return Answer(document={"pools": [look.document() for look in looks]}, text=text, exit_code=FAILED * failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PoolState:
+class _Look:
     """State of one pool; without a snapshot, the reason and the ledger's facts."""
 
     pool_id: str
@@ -313,13 +277,13 @@ class _PoolState:
     def document(self) -> dict[str, Any]:
         return self.snapshot.to_dict() if self.snapshot else {"pool_id": self.pool_id, "error": self.reason}
 
-    def rich(self) -> RenderableType:
+    def view(self) -> RenderableType:
         from rich.text import Text
 
         return PoolView.of(self.snapshot).rich() if self.snapshot else Text(f"{self.pool_id}: {self.reason}")
 
 
-def _look(asked: str | None) -> Sequence[_PoolState]:
+def _look(asked: str | None) -> Sequence[_Look]:
     folders = known_folders()
     if asked is None:
         return [_look_at(folder) for folder in folders if is_in_use(folder)]
@@ -330,15 +294,15 @@ def _look(asked: str | None) -> Sequence[_PoolState]:
     return [_look_at(next((folder for folder in folders if folder.name == pool_id), Path(pool_id)))]
 
 
-def _look_at(folder: Path) -> _PoolState:
+def _look_at(folder: Path) -> _Look:
     try:
-        return _PoolState(pool_id=folder.name, snapshot=read_snapshot(folder))
+        return _Look(pool_id=folder.name, snapshot=read_snapshot(folder))
     except OSError:
         living = is_in_use(folder)
         why = "its client does not answer" if living else "it is closed, or its client has ended"
-        return _PoolState(pool_id=folder.name, reason=f"{why}; {_ledger_words(folder.name)}")
+        return _Look(pool_id=folder.name, reason=f"{why}; {_ledger_words(folder.name)}")
     except ValueError as error:
-        return _PoolState(pool_id=folder.name, reason=f"its client has another version of Skyward: {error}")
+        return _Look(pool_id=folder.name, reason=f"its client has another version of Skyward: {error}")
 
 
 def _ledger_words(pool_id: str) -> str:
@@ -352,26 +316,17 @@ def _ledger_words(pool_id: str) -> str:
     return f"by the ledger none of its machines is left, {cost} in all"
 
 
-def _live(asked: str | None, looks: Sequence[_PoolState]) -> Sequence[_PoolState]:
+def _live(asked: str | None, looks: Sequence[_Look]) -> Sequence[_Look]:
     """Redraw every second until Ctrl-C, or until no pool answers; return the last state."""
     from rich.console import Group
     from rich.live import Live
 
-    async def redraw() -> None:
-        nonlocal looks
-        while any(each.snapshot for each in looks):
-            await SYSTEM_CLOCK.sleep(_REFRESH_S)
-            looks = await asyncio.to_thread(_look, asked)
-            live.update(Group(*(each.rich() for each in looks)), refresh=True)
-
-    first = Group(*(each.rich() for each in looks))
-    with suppress(KeyboardInterrupt), Live(first, auto_refresh=False, screen=True) as live:
-        asyncio.run(redraw())
+    with (
+        suppress(KeyboardInterrupt),
+        Live(get_renderable=lambda: Group(*(look.view() for look in looks)), auto_refresh=False, screen=True) as live,
+    ):
+        while any(look.snapshot for look in looks):
+            asyncio.run(SYSTEM_CLOCK.sleep(_REFRESH_S))
+            looks = _look(asked)
+            live.refresh()
     return looks
-
-
-def _show_states(say: Say, looks: Sequence[_PoolState]) -> None:
-    for each in looks:
-        say.rich(each.rich())
-    if not looks:
-        say.line("No pools are open here; `skyward ls` lists machines.")

@@ -5,62 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 from skyward.api.market import find_offers, priced
-from skyward.cli._base import (
-    FAILED,
-    PROVIDER,
-    Answer,
-    Say,
-    answers,
-    chosen_provider,
-    place_options,
-    rented_providers,
-    settings_of,
-)
+from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
 from skyward.display.words import duration
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer
 from skyward.provision.buying.sweep import attributed
-from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest, parse_request
-
-__all__ = ["offers"]
 
 _COLUMNS = ("provider", "type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h", "as of", "zones")
 _NOW_S = 10.0
 _logger = logging.getLogger("skyward")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """Machine type of a provider.
-
-    Attributes:
-        provider: the provider's name.
-        region: the provider's region.
-        spec: the machine's hardware, with its prices in the cheapest zone.
-        zones: spot prices by zone, USD an hour.
-        price_age_s: time for which the older of the prices has been cached.
-        note: the provider's remark on this type.
-    """
-
-    provider: str
-    region: str
-    spec: InstanceSpec
-    zones: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
-    price_age_s: float = 0.0
-    note: str = ""
-
-    @property
-    def rank(self) -> tuple[float, str]:
-        """Sort key: cheapest first, unknown prices last."""
-        prices = [price for price in (self.spec.price_spot, self.spec.price_on_demand) if price is not None]
-        return min(prices, default=float("inf")), str(self.spec)
 
 
 @click.command()
@@ -69,117 +28,71 @@ class _Row:
 @click.option("--memory", metavar="SIZE", help="Minimum main memory, such as 64GB.")
 @click.option("--machine", help="The provider's name of a machine type.")
 @click.option("--spot", is_flag=True, help="Only spot machines, which the provider may take back.")
-@click.option(
-    "--provider", "providers", type=PROVIDER, multiple=True, help="Query only this provider; may be repeated."
-)
-@place_options
+@provider_options("Query only this provider")
 @answers
-def offers(
-    *,
-    accelerator: str | None,
-    cpu: int | None,
-    memory: str | None,
-    machine: str | None,
-    spot: bool,
-    providers: Sequence[str],
-    region: str | None,
-    options: Sequence[str],
-) -> Answer:
+def offers(*, spot: bool, providers: Providers, **wishes: Any) -> Answer:
     """List the machine types that satisfy a request, cheapest first, with prices in USD an hour and zones.
 
     Without any request, list the cheapest with accelerators and without.
     """
-    request = parse_request(
-        accelerator=accelerator,
-        cpu=cpu,
-        memory=memory,
-        machine=machine,
-        spot="always" if spot else "if-available",
-    )
-    rows, errors = asyncio.run(
-        _ask_all(providers or rented_providers(), settings_of(region, options), request, spot=spot)
-    )
-    rows = sorted(rows, key=lambda row: row.rank)
+    request = parse_request(**wishes, spot="always" if spot else "if-available")
+    found, errors = asyncio.run(_ask_all(providers, request, spot=spot))
+    found = sorted(found, key=_rank)
     for name, error in errors.items():
         click.echo(attributed(name, error), err=True)
-
-    def show(say: Say) -> None:
-        if rows:
-            say.table(*_COLUMNS, rows=[_cells(row) for row in rows])
-            for note in dict.fromkeys(row.note for row in rows if row.note):
-                say.line(note)
-        elif not errors:
-            say.line(f"No {'spot ' if spot else ''}machine satisfies the request; other regions may have some")
-
-    document = {"offers": [_document(row) for row in rows], "errors": errors}
-    return Answer(document=document, show=show, exit_code=0 if rows else FAILED)
+    text: list[str | Rows] = []
+    if found:
+        text.append(Rows(_COLUMNS, [_cells(offer) for offer in found]))
+        text += dict.fromkeys(offer["note"] for offer in found if offer["note"])
+    elif not errors:
+        text.append(f"No {'spot ' if spot else ''}machine satisfies the request; other regions may have some")
+    return Answer(document={"offers": found, "errors": errors}, text=text, exit_code=0 if found else FAILED)
 
 
 async def _ask_all(
-    names: Sequence[str], settings: Mapping[str, str], request: PoolRequest, *, spot: bool
-) -> tuple[list[_Row], dict[str, str]]:
-    asked = await asyncio.gather(*(_ask(name, settings, request, spot=spot) for name in names), return_exceptions=True)
-    rows: list[_Row] = []
+    providers: Providers, request: PoolRequest, *, spot: bool
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the documents of all machine types, and the errors of providers by name."""
+    names = providers.names or rented_providers()
+    replies = await asyncio.gather(
+        *(_ask(providers, name, request, spot=spot) for name in names), return_exceptions=True
+    )
+    found: list[dict[str, Any]] = []
     errors: dict[str, str] = {}
-    for name, found in zip(names, asked, strict=True):
-        match found:
+    for name, reply in zip(names, replies, strict=True):
+        match reply:
             case SkywardError():
-                errors[name] = str(found)
+                errors[name] = str(reply)
             case Exception():
-                _logger.debug("the offers of %s failed", name, exc_info=found)
-                errors[name] = f"it failed: {type(found).__name__}: {found}"
+                _logger.debug("the offers of %s failed", name, exc_info=reply)
+                errors[name] = f"it failed: {type(reply).__name__}: {reply}"
             case BaseException():
-                raise found
+                raise reply
             case _:
-                rows += found
-    return rows, errors
+                found += reply
+    return found, errors
 
 
-async def _ask(name: str, settings: Mapping[str, str], request: PoolRequest, *, spot: bool) -> list[_Row]:
-    provider = chosen_provider(name, settings)
+async def _ask(providers: Providers, name: str, request: PoolRequest, *, spot: bool) -> list[dict[str, Any]]:
+    provider = providers.make(name)
     try:
-        found = [each for each in await find_offers(provider, request) if each.spot or not spot]
-        types = list(dict.fromkeys(each.spec.name for each in found))
+        found = [offer for offer in await find_offers(provider, request) if offer.spot or not spot]
+        types = list(dict.fromkeys(offer.spec.name for offer in found))
         zones = await provider.zones(types)
     finally:
         await provider.close()
     return [
-        _row(name, [each for each in found if each.spec.name == machine], zones.get(machine, {})) for machine in types
+        _document(name, [offer for offer in found if offer.spec.name == machine], zones.get(machine, {}))
+        for machine in types
     ]
 
 
-def _row(provider: str, found: Sequence[Offer], zones: Mapping[str, float | None]) -> _Row:
-    spec, notes = priced(found), dict.fromkeys(each.note for each in found if each.note)
-    return _Row(
-        provider=provider,
-        region=found[0].region,
-        spec=spec,
-        zones=zones,
-        price_age_s=max(each.price_age_s for each in found),
-        note="; ".join(notes),
-    )
-
-
-def _cells(row: _Row) -> tuple[str, ...]:
-    spec = row.spec
-    memory = f" {spec.accelerator_memory_gib:g} GiB" if spec.accelerator_memory_gib else ""
-    return (
-        f"{row.provider} {row.region}".strip(),
-        spec.name,
-        f"{spec.accelerator_count} x {spec.accelerator}{memory}" if spec.accelerator else "",
-        str(spec.cpu or "?"),  # some vendors do not state the size of machines with GPUs
-        f"{spec.memory_gib:g} GiB" if spec.memory_gib else "?",
-        *("?" if usd is None else f"{usd:.4f}" for usd in (spec.price_spot, spec.price_on_demand)),
-        "now" if row.price_age_s < _NOW_S else f"{duration(row.price_age_s)} ago",
-        " ".join(zone.removeprefix(row.region) if row.region else zone for zone in row.zones),
-    )
-
-
-def _document(row: _Row) -> dict[str, Any]:
-    spec = row.spec
+def _document(provider: str, found: Sequence[Offer], zones: Mapping[str, float | None]) -> dict[str, Any]:
+    """Return a machine type as JSON values; its prices are those of the cheapest zone."""
+    spec = priced(found)
     return {
-        "provider": row.provider,
-        "region": row.region,
+        "provider": provider,
+        "region": found[0].region,
         "type": spec.name,
         "accelerator": spec.accelerator,
         "accelerators": spec.accelerator_count,
@@ -188,7 +101,28 @@ def _document(row: _Row) -> dict[str, Any]:
         "memory_gib": spec.memory_gib,
         "spot_per_hour": spec.price_spot,
         "on_demand_per_hour": spec.price_on_demand,
-        "price_age_s": round(row.price_age_s),
-        "zones": dict(row.zones),
-        "note": row.note,
+        "price_age_s": round(max(offer.price_age_s for offer in found)),
+        "zones": dict(zones),
+        "note": "; ".join(dict.fromkeys(offer.note for offer in found if offer.note)),
     }
+
+
+def _rank(offer: dict[str, Any]) -> tuple[float, str]:
+    """Return the sort key: cheapest first, unknown prices last."""
+    prices = [price for price in (offer["spot_per_hour"], offer["on_demand_per_hour"]) if price is not None]
+    return min(prices, default=float("inf")), offer["type"]
+
+
+def _cells(offer: dict[str, Any]) -> tuple[str, ...]:
+    memory = f" {offer['accelerator_memory_gib']:g} GiB" if offer["accelerator_memory_gib"] else ""
+    region, age_s = offer["region"], offer["price_age_s"]
+    return (
+        f"{offer['provider']} {region}".strip(),
+        offer["type"],
+        f"{offer['accelerators']} x {offer['accelerator']}{memory}" if offer["accelerator"] else "",
+        str(offer["cores"] or "?"),  # some vendors do not state the size of machines with GPUs
+        f"{offer['memory_gib']:g} GiB" if offer["memory_gib"] else "?",
+        *("?" if usd is None else f"{usd:.4f}" for usd in (offer["spot_per_hour"], offer["on_demand_per_hour"])),
+        "now" if age_s < _NOW_S else f"{duration(age_s)} ago",
+        " ".join(zone.removeprefix(region) if region else zone for zone in offer["zones"]),
+    )

@@ -17,17 +17,7 @@ from pathlib import Path
 import click
 import platformdirs
 
-from skyward.cli._base import (
-    FAILED,
-    PROVIDER,
-    Answer,
-    Say,
-    answers,
-    chosen_provider,
-    place_options,
-    rented_providers,
-    settings_of,
-)
+from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
 from skyward.display.words import plural
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
 from skyward.providers.base import Finding, Provider
@@ -41,8 +31,6 @@ from skyward.provision.preparing.sources import client_uv
 from skyward.request.request import parse_request
 from skyward.transport.ssh_config import SSHTarget
 
-__all__ = ["clean", "doctor", "env"]
-
 _LITTLE_ROOM_BYTES = 2 << 30
 _logger = logging.getLogger("skyward")
 _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -53,45 +41,38 @@ _KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 @click.option("--user", help="User name for the hosts.")
 @click.option("--key", "key_path", metavar="FILE", help="Private key for the hosts.")
 @click.option("--known-hosts", metavar="FILE", help="File of host keys.")
-@click.option(
-    "--provider", "providers", type=PROVIDER, multiple=True, help="Also check this provider; may be repeated."
-)
-@place_options
+@provider_options("Also check this provider")
 @answers
 def doctor(
-    *,
-    hosts: Sequence[str],
-    user: str | None,
-    key_path: str | None,
-    known_hosts: str | None,
-    providers: Sequence[str],
-    region: str | None,
-    options: Sequence[str],
+    *, hosts: Sequence[str], user: str | None, key_path: str | None, known_hosts: str | None, providers: Providers
 ) -> Answer:
     """Check this computer, with a fix for each problem.
 
     It looks at versions, folders, the ledger and keys; on request, at hosts and providers too.
     """
-    findings = [finding for look in _LOOKS for finding in look()]
-    settings = settings_of(region, options)
-    findings += [finding for name in providers for finding in _provider(name, partial(chosen_provider, name, settings))]
+    findings = [finding for look in (_versions, _programs, _folders, _ledger, _keys, _installed) for finding in look()]
+    findings += [finding for name in providers.names for finding in _check(name, partial(providers.make, name))]
     login = {"user": user, "key_path": key_path, "known_hosts": known_hosts}
-    reached = {host: _host(host, **login) for host in hosts}
+    reached = {host: _host(host, partial(SSH, hosts=[host], **login)) for host in hosts}
     findings += reached.values()
     sound = [host for host, finding in reached.items() if finding.state == "ok"]
     if sound and len(sound) == len(hosts):  # with keys of other names
-        findings = [each for each in findings if (each.what, each.state) != ("ssh keys", "warn")]
+        findings = [finding for finding in findings if (finding.what, finding.state) != ("ssh keys", "warn")]
     if len(sound) > 1:
-        findings += _provider("ssh", partial(SSH, hosts=sound, **login))
+        findings += _check("ssh", partial(SSH, hosts=sound, **login))
+    failed = any(finding.state == "fail" for finding in findings)
+    document = {"findings": [asdict(finding) for finding in findings]}
+    return Answer(document=document, text=map(_text, findings), exit_code=FAILED * failed)
 
-    def show(say: Say) -> None:
-        for each in findings:
-            say.line(f"{each.state:<5}{each.what}: {each.found}")
-            if each.fix:
-                say.line(f"     -> {each.fix}")
 
-    failed = any(each.state == "fail" for each in findings)
-    return Answer(document={"findings": [asdict(each) for each in findings]}, show=show, exit_code=FAILED * failed)
+def _text(finding: Finding) -> str:
+    line = f"{finding.state:<5}{finding.what}: {finding.found}"
+    return f"{line}\n     -> {finding.fix}" if finding.fix else line
+
+
+def _finding(what: str, found: str, fix: str = "", *, fails: bool = False) -> Finding:
+    """Return a finding, which is ok if there is nothing to fix."""
+    return Finding(what=what, state="fail" if fails else "warn" if fix else "ok", found=found, fix=fix)
 
 
 def _versions() -> Iterator[Finding]:
@@ -130,12 +111,11 @@ def _requirement(text: str) -> Iterator[Finding]:
 
 
 def _programs() -> Iterator[Finding]:
-    uv = client_uv()
+    uv, ssh = client_uv(), shutil.which("ssh")
     fix = "pip install uv: the environments of nodes are built with it"
-    yield Finding(what="uv", state="ok" if uv else "warn", found=str(uv or "not found"), fix="" if uv else fix)
-    ssh = shutil.which("ssh")
+    yield _finding("uv", str(uv or "not found"), "" if uv else fix)
     fix = "install OpenSSH's client, if a ProxyCommand of your SSH configuration needs it"
-    yield Finding(what="ssh", state="ok" if ssh else "warn", found=ssh or "not found", fix="" if ssh else fix)
+    yield _finding("ssh", ssh or "not found", "" if ssh else fix)
 
 
 def _folders() -> Iterator[Finding]:
@@ -149,11 +129,10 @@ def _folders() -> Iterator[Finding]:
                 room_bytes = shutil.disk_usage(path).free
         except OSError as error:
             fix = f"make it writable for this user, or set {variable} to another folder"
-            yield Finding(what=what, state="fail", found=f"{path} cannot be written to: {error.strerror}", fix=fix)
+            yield _finding(what, f"{path} cannot be written to: {error.strerror}", fix, fails=True)
             continue
-        little = room_bytes < _LITTLE_ROOM_BYTES
-        fix = "make room: `skyward clean` removes cached environments" if little else ""
-        yield Finding(what=what, state="warn" if little else "ok", found=f"{path}, {size(room_bytes)} free", fix=fix)
+        fix = "make room: `skyward clean` removes cached environments" if room_bytes < _LITTLE_ROOM_BYTES else ""
+        yield _finding(what, f"{path}, {size(room_bytes)} free", fix)
 
 
 def _ledger() -> Iterator[Finding]:
@@ -161,14 +140,11 @@ def _ledger() -> Iterator[Finding]:
         ledger = Ledger.of_user()
         entries = ledger.open_entries()
     except SkywardError as error:
-        yield Finding(
-            what="ledger", state="fail", found=str(error), fix="see the message: no pool opens without the ledger"
-        )
+        yield _finding("ledger", str(error), "see the message: no pool opens without the ledger", fails=True)
         return
     dead = [entry for entry in entries if entry.owner is not None and entry.owner.lives() is False]
     found = f"{ledger.path}, {plural(len(entries), 'machine')} open, {len(dead)} with a dead owner"
-    fix = "`skyward sweep` ends those" if dead else ""
-    yield Finding(what="ledger", state="warn" if dead else "ok", found=found, fix=fix)
+    yield _finding("ledger", found, "`skyward sweep` ends those" if dead else "")
 
 
 def _keys() -> Iterator[Finding]:
@@ -183,14 +159,14 @@ def _keys() -> Iterator[Finding]:
         found = f"{held} keys"
     else:
         found = "holds no key" if os.environ.get("SSH_AUTH_SOCK") else "none runs (SSH_AUTH_SOCK is not set)"
+    yield _finding("ssh agent", found)
     folder = Path.home() / ".ssh"
     files = [name for name in _KEYS if (folder / name).is_file()]
-    yield Finding(what="ssh agent", state="ok", found=found)
     if files or held:
-        yield Finding(what="ssh keys", state="ok", found=", ".join(files) or "in the agent only")
+        yield _finding("ssh keys", ", ".join(files) or "in the agent only")
     else:
         fix = "for machines over SSH: `ssh-keygen -t ed25519`, then `ssh-copy-id HOST`; or give SSH(key_path=...)"
-        yield Finding(what="ssh keys", state="warn", found=f"none of the usual names in {folder}", fix=fix)
+        yield _finding("ssh keys", f"none of the usual names in {folder}", fix)
 
 
 def _installed() -> Iterator[Finding]:
@@ -201,44 +177,39 @@ def _installed() -> Iterator[Finding]:
         try:
             make_provider(name, {})
         except SkywardError as error:
-            yield Finding(
-                what=f"provider {name}", state="warn", found=str(error), fix="only if you rent machines there"
-            )
-            continue
-        found = f"installed; `skyward doctor --provider {name}` checks it"
-        yield Finding(what=f"provider {name}", state="ok", found=found)
+            yield _finding(f"provider {name}", str(error), "only if you rent machines there")
+        else:
+            yield _finding(f"provider {name}", f"installed; `skyward doctor --provider {name}` checks it")
     for name, package in taken_names().items():
         found = f"{package} registers it too, and is ignored: the name is that of one of Skyward's own providers"
-        yield Finding(what=f"provider {name}", state="warn", found=found, fix="ask its authors for another name")
+        yield _finding(f"provider {name}", found, "ask its authors for another name")
 
 
-def _provider(name: str, make: Callable[[], Provider]) -> Sequence[Finding]:
+def _check(name: str, make: Callable[[], Provider]) -> Sequence[Finding]:
+    async def check() -> Sequence[Finding]:
+        provider = make()
+        try:
+            if provider.supports("check"):
+                return await provider.check()
+            return [_finding(provider.name, "installed; it has no checks of its own")]
+        finally:
+            await provider.close()
+
     try:
-        return asyncio.run(_check(make()))
+        return asyncio.run(check())
     except SkywardError as error:
-        return [Finding(what=name, state="fail", found=str(error), fix="correct the settings")]
+        return [_finding(name, str(error), "correct the settings", fails=True)]
     except Exception as error:
         _logger.debug("the check of %s failed", name, exc_info=True)
         found = f"its check failed: {type(error).__name__}: {error}"
-        return [Finding(what=name, state="fail", found=found, fix="report it to the authors of that provider")]
+        return [_finding(name, found, "report it to the authors of that provider", fails=True)]
 
 
-async def _check(provider: Provider) -> Sequence[Finding]:
+def _host(name: str, make: Callable[[], SSH]) -> Finding:
     try:
-        if provider.supports("check"):
-            return await provider.check()
-        return [Finding(what=provider.name, state="ok", found="installed; it has no checks of its own")]
-    finally:
-        await provider.close()
-
-
-def _host(name: str, *, user: str | None, key_path: str | None, known_hosts: str | None) -> Finding:
-    what = f"host {name}"
-    try:
-        found = asyncio.run(_survey(SSH(hosts=[name], user=user, key_path=key_path, known_hosts=known_hosts)))
+        return _finding(f"host {name}", asyncio.run(_survey(make())))
     except (SkywardError, OSError) as error:
-        return Finding(what=what, state="fail", found=str(error), fix=_host_fix(error, name))
-    return Finding(what=what, state="ok", found=found)
+        return _finding(f"host {name}", str(error), _host_fix(error, name), fails=True)
 
 
 async def _survey(provider: SSH) -> str:
@@ -263,8 +234,6 @@ def _host_fix(error: Exception, name: str) -> str:
             return "correct the host, the key or the file named"
 
 
-_LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _programs, _folders, _ledger, _keys, _installed)
-
 _UNIT = 1024
 
 
@@ -284,19 +253,18 @@ def clean(*, hosts: Sequence[str], all_hosts: bool, dry_run: bool) -> Answer:
     used, kept = used_hosts(ledger.entries()) if all_hosts else ((), ())
     if hosts or all_hosts:
         cleaned = [*asyncio.run(_clean_hosts([*targets, *used], look_only=dry_run))]
-        cleaned += [each for each in kept if each.where not in hosts]
+        cleaned += [cache for cache in kept if cache.where not in hosts]
     else:
         cleaned = [clean_here(ledger.open_entries(), look_only=dry_run)]
-    freed_bytes = sum(each.freed_bytes for each in cleaned)
+    freed_bytes = sum(cache.freed_bytes for cache in cleaned)
+    text = [f"{cache.where}  {cache.path}  {_outcome(cache)}" for cache in cleaned]
+    text.append(f"{size(freed_bytes)} {'would be freed' if dry_run else 'freed'}")
+    document = {"cleaned": [asdict(cache) for cache in cleaned], "freed_bytes": freed_bytes, "dry_run": dry_run}
+    return Answer(document=document, text=text, exit_code=FAILED * any(cache.kept_because for cache in cleaned))
 
-    def show(say: Say) -> None:
-        for each in cleaned:
-            outcome = f"KEPT: {each.kept_because}" if each.kept_because else size(each.freed_bytes)
-            say.line(f"{each.where}  {each.path}  {outcome}")
-        say.line(f"{size(freed_bytes)} {'would be freed' if dry_run else 'freed'}")
 
-    document = {"cleaned": [asdict(each) for each in cleaned], "freed_bytes": freed_bytes, "dry_run": dry_run}
-    return Answer(document=document, show=show, exit_code=FAILED if any(each.kept_because for each in cleaned) else 0)
+def _outcome(cache: Cleaned) -> str:
+    return f"KEPT: {cache.kept_because}" if cache.kept_because else size(cache.freed_bytes)
 
 
 def size(count: float) -> str:
@@ -309,17 +277,13 @@ def size(count: float) -> str:
 
 
 async def _clean_hosts(targets: Sequence[SSHTarget], *, look_only: bool) -> Sequence[Cleaned]:
-    return await asyncio.gather(*(_clean_host(target, look_only=look_only) for target in targets))
+    async def clean(target: SSHTarget) -> Cleaned:
+        try:
+            return await clean_host(target, look_only=look_only)
+        except (SkywardError, OSError) as error:
+            return Cleaned(where=str(target), path="", kept_because=str(error))
 
-
-async def _clean_host(target: SSHTarget, *, look_only: bool) -> Cleaned:
-    try:
-        return await clean_host(target, look_only=look_only)
-    except (SkywardError, OSError) as error:
-        return Cleaned(where=str(target), path="", kept_because=str(error))
-
-
-_COLUMNS = ("name", "version", "source")
+    return await asyncio.gather(*map(clean, targets))
 
 
 @click.command()
@@ -329,23 +293,22 @@ _COLUMNS = ("name", "version", "source")
 def env(*, only: Sequence[str], exclude: Sequence[str]) -> Answer:
     """List the distributions of this environment, and where nodes get each from: Image.mirror()."""
     mirror = mirror_environment(only=only or None, exclude=exclude, report=lambda text: click.echo(text, err=True))
-
-    def show(say: Say) -> None:
-        rows = [(each.name, each.version, each.source or f"left out: {each.left_out}") for each in mirror.packages]
-        say.table(*_COLUMNS, rows=rows)
-        say.line(f"{len(mirror.requirements)} of {len(rows)} distributions; nothing was requested or bought")
-        if mirror.unchecked:
-            say.line(f"The indexes were not asked: {mirror.unchecked}")
-
     rows = [
-        {
-            "name": each.name,
-            "version": each.version,
-            "source": each.source,
-            "left_out": each.left_out,
-            "requirement": each.requirement,
-            "wheel": None if each.wheel is None else str(each.wheel),
-        }
-        for each in mirror.packages
+        (package.name, package.version, package.source or f"left out: {package.left_out}")
+        for package in mirror.packages
     ]
-    return Answer(document={"distributions": rows, "unchecked": mirror.unchecked}, show=show)
+    text: list[str | Rows] = [Rows(("name", "version", "source"), rows)]
+    text.append(f"{len(mirror.requirements)} of {len(rows)} distributions; nothing was requested or bought")
+    text += [f"The indexes were not asked: {mirror.unchecked}"] if mirror.unchecked else []
+    documents = [
+        {
+            "name": package.name,
+            "version": package.version,
+            "source": package.source,
+            "left_out": package.left_out,
+            "requirement": package.requirement,
+            "wheel": None if package.wheel is None else str(package.wheel),
+        }
+        for package in mirror.packages
+    ]
+    return Answer(document={"distributions": documents, "unchecked": mirror.unchecked}, text=text)

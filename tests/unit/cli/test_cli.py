@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyward.cli import main
-from skyward.cli._base import Say
+from skyward.cli._base import Rows, write
 from skyward.cli._setup import _requirement
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.local import Local
@@ -592,5 +592,5 @@ def test_tables_cut_nothing_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch
     shown.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stdout", shown)
     rows = [("sky-0123456789", "i-0123456789abcdef0", "digitalocean", "2026-11-26 11:12:13", "123 on far, alive")]
-    Say().table("pool", "instance", "provider", "since", "owner", rows=rows)
+    write(Rows(("pool", "instance", "provider", "since", "owner"), rows))
     assert all(cell in shown.getvalue() for cell in rows[0])

@@ -214,11 +214,11 @@ def test_secrets_are_refused_on_a_command_line(install: Install) -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("3", 3), ("true", True), ("x", "x")])
 def test_values_have_the_types_of_the_parameters(install: Install, text: str, value: object) -> None:
-    from skyward.cli._base import chosen_provider
+    from skyward.cli._base import Providers
 
     install()
 
-    made: Provider = chosen_provider("barn", {"spare": text, "region": "3"})
+    made: Provider = Providers(names=[], parameters={"spare": text, "region": "3"}).make("barn")
 
     assert provider_settings(made) == {"region": "3", "spare": value}
 
