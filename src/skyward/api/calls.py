@@ -61,17 +61,7 @@ from skyward.shipping.pickling import PLAIN_TYPES, pack, packing, unpack
 from skyward.submission import CallLimits, Invocation
 from skyward.tracebacks import from_callers_line, hide_frames
 
-__all__ = [
-    "BoundComputeFunction",
-    "ComputeFunction",
-    "PendingBatch",
-    "PendingCompute",
-    "Runner",
-    "compute",
-    "gather",
-    "invocation_of",
-    "not_a_call",
-]
+__all__ = ["ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -23,11 +23,15 @@ from skyward.submission import CallFuture, Invocation, TaskSubmitter
 from skyward.tracebacks import hide_frames, is_explained
 from skyward.wire.terminal import harmless
 
-__all__ = ["CallsByFunction", "ItemNotes", "PoolExecutor", "kept", "note_call", "outline", "result_of"]
+__all__ = ["PoolExecutor"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+_Note = Callable[[BaseException, int], None]
+"""Adds a note to the exception of the call with an index."""
 
 
 class CallsByFunction(ABC):
@@ -93,8 +97,12 @@ class CallsByFunction(ABC):
         items = list(zip(*iterables, strict=False))
         calls = [invocation_of(fn, item, {}) for item in items] if chunksize == 1 else _chunked(fn, items, chunksize)
         name = calls[0].label if calls else ""
-        notes = ItemNotes(name, [kept(item) for item in items] if chunksize == 1 else len(items), chunksize)
-        results = _results(self._submit_all(calls), deadline_s, notes)
+        note = (
+            functools.partial(_note_item, name, [kept(item) for item in items])
+            if chunksize == 1
+            else functools.partial(_note_chunk, name, len(items), chunksize)
+        )
+        results = _results(self._submit_all(calls), deadline_s, note)
         return results if chunksize == 1 else _flattened(results)
 
 
@@ -140,13 +148,13 @@ class PoolExecutor(CallsByFunction, Executor):
         return futures
 
 
-def _results(futures: list[CallFuture[Any]], deadline_s: float | None, notes: ItemNotes) -> Iterator[Any]:
+def _results(futures: list[CallFuture[Any]], deadline_s: float | None, note: _Note) -> Iterator[Any]:
     """Yield the results in order, and keep no reference to a yielded one: its caller decides its lifetime."""
     futures.reverse()
     calls = len(futures)
     try:
         while futures:
-            yield _take_result(futures, deadline_s, notes, calls - len(futures))
+            yield _take_result(futures, deadline_s, note, calls - len(futures))
     except Exception as error:
         if is_explained(error):
             hide_frames(error)
@@ -156,13 +164,13 @@ def _results(futures: list[CallFuture[Any]], deadline_s: float | None, notes: It
             future.cancel()
 
 
-def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None, notes: ItemNotes, index: int) -> Any:
+def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None, note: _Note, index: int) -> Any:
     """Wait for the last future, then drop it, because a future keeps its result alive."""
     try:
         result = futures[-1].result(None if deadline_s is None else deadline_s - time.monotonic())
     except Exception as error:
         if futures[-1].done():  # else the timeout expired
-            notes.add(error, index)
+            note(error, index)
         raise
     futures.pop()
     return result
@@ -258,28 +266,14 @@ def _is_small(value: object) -> bool:
     return isinstance(value, int | float | complex | None) or (isinstance(value, str) and len(value) <= _LONGEST)
 
 
-class ItemNotes:
-    """Notes on the failures of a ``map``.
+def _note_item(name: str, items: Sequence[tuple[Any, ...]], error: BaseException, index: int) -> None:
+    note_call(error, name, index, len(items), outline(name, items[index], {}))
 
-    Args:
-        name: the function.
-        items: the arguments of each call, kept; their number where calls are chunks of them.
-        size: number of items in a call.
-    """
 
-    def __init__(self, name: str, items: Sequence[tuple[Any, ...]] | int, size: int) -> None:
-        self._name = name
-        self._items = items
-        self._size = size
-
-    def add(self, error: BaseException, index: int) -> None:
-        """Add a note to the exception of the call with this index."""
-        if not isinstance(self._items, int):
-            note_call(error, self._name, index, len(self._items), outline(self._name, self._items[index], {}))
-            return
-        first, last = index * self._size, min((index + 1) * self._size, self._items) - 1
-        with suppress(Exception):
-            add_note(error, f"in {harmless(self._name)}, one of the items with index {first} to {last}")
+def _note_chunk(name: str, count: int, size: int, error: BaseException, index: int) -> None:
+    first, last = index * size, min((index + 1) * size, count) - 1
+    with suppress(Exception):
+        add_note(error, f"in {harmless(name)}, one of the items with index {first} to {last}")
 
 
 def note_call(error: BaseException, call: str, index: int, of: int, text: str = "") -> None:

@@ -16,7 +16,7 @@ from skyward.request.accelerators.accelerator import any_accelerator
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest, parse_request
 
-__all__ = ["Offers", "find_offers", "offers", "priced"]
+__all__ = ["Offers", "offers"]
 
 _COLUMNS = ("type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h")
 
@@ -29,7 +29,7 @@ class Offers(tuple[InstanceSpec, ...]):
     def __repr__(self) -> str:
         if not self:
             return "no machine type satisfies the request"
-        rows = [_COLUMNS, *map(_cells, self)]
+        rows = [_COLUMNS, *map(spec_cells, self)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -38,19 +38,20 @@ class Offers(tuple[InstanceSpec, ...]):
             return f"<p>{self!r}</p>"
         head, *rows = (
             "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
-            for tag, cells in [("th", _COLUMNS), *(("td", _cells(spec)) for spec in self)]
+            for tag, cells in [("th", _COLUMNS), *(("td", spec_cells(spec)) for spec in self)]
         )
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cells(spec: InstanceSpec) -> tuple[str, ...]:
+def spec_cells(spec: InstanceSpec) -> tuple[str, ...]:
+    """Return the cells of a machine type: name, accelerators, cores, memory, spot price, on-demand price."""
     memory = f" {spec.accelerator_memory_gib:g} GiB" if spec.accelerator_memory_gib else ""
     return (
         spec.name,
         f"{spec.accelerator_count} x {spec.accelerator}{memory}" if spec.accelerator else "",
-        str(spec.cpu),
-        f"{spec.memory_gib:g} GiB",
+        str(spec.cpu or "?"),  # some vendors do not state the size of machines with GPUs
+        f"{spec.memory_gib:g} GiB" if spec.memory_gib else "?",
         *("?" if usd is None else f"{usd:.4f}" for usd in (spec.price_spot, spec.price_on_demand)),
     )
 
@@ -90,7 +91,7 @@ def offers(
         loop.release()
     types = dict.fromkeys(offer.spec.name for offer in found)
     specs = [priced([offer for offer in found if offer.spec.name == name]) for name in types]
-    return Offers(sorted(specs, key=_price))
+    return Offers(sorted(specs, key=price_rank))
 
 
 async def _ask(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
@@ -131,6 +132,7 @@ def priced(found: Sequence[Offer]) -> InstanceSpec:
     return replace(found[0].spec, price_spot=spot[-1] if spot else None, price_on_demand=on_demand[-1])
 
 
-def _price(spec: InstanceSpec) -> tuple[float, str]:
+def price_rank(spec: InstanceSpec) -> tuple[float, str]:
+    """Return the sort key of a machine type: cheapest first, unknown prices last."""
     prices = [price for price in (spec.price_spot, spec.price_on_demand) if price is not None]
     return min(prices, default=float("inf")), spec.name

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from contextvars import Context, copy_context
-from dataclasses import dataclass
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -40,15 +40,17 @@ class MultiPool(Generic[P]):
                 raise ConfigurationError(f"MultiPool takes pools, got {type(pool).__name__} as argument {position}")
         self._pools = pools
         self._in_use = threading.Lock()
-        self._members: tuple[_PoolInContext[P], ...] = ()
+        self._closing: list[Callable[..., object]] = []
 
     def __enter__(self) -> tuple[P, ...]:
         if not self._in_use.acquire(blocking=False):
             raise PoolStateError("this MultiPool is already open; make another one, with other pools")
         arm()
-        self._members = tuple(_PoolInContext(pool=pool, context=copy_context()) for pool in self._pools)
+        contexts = [copy_context() for _ in self._pools]  # each pool is opened and closed in its own
+        pairs = list(zip(contexts, self._pools, strict=True))
+        self._closing = [partial(context.run, pool.__exit__) for context, pool in pairs]
         try:
-            return self._open_all()
+            return self._open_all([partial(context.run, pool.__enter__) for context, pool in pairs])
         except BaseException:
             self._in_use.release()
             disarm()
@@ -59,55 +61,36 @@ class MultiPool(Generic[P]):
     ) -> None:
         with uninterrupted():
             try:
-                with _threads(len(self._members)) as threads:
-                    errors = _errors([threads.submit(member.close, kind, error, trace) for member in self._members])
+                with _threads(len(self._closing)) as threads:
+                    errors = _errors([threads.submit(close, kind, error, trace) for close in self._closing])
             finally:
                 self._in_use.release()
             if errors:
                 raise _as_one(errors)
 
-    def _open_all(self) -> tuple[P, ...]:
-        with _threads(2 * len(self._members)) as threads:
+    def _open_all(self, enter: Sequence[Callable[[], P]]) -> tuple[P, ...]:
+        with _threads(2 * len(enter)) as threads:
             opening: list[Future[P]] = []
             interrupt: BaseException | None = None
             try:
                 with uninterrupted():  # an interrupt between two submissions would leave a pool open
-                    opening.extend(threads.submit(member.open) for member in self._members)
+                    opening.extend(map(threads.submit, enter))
                 done = wait(opening, return_when=FIRST_EXCEPTION).done
                 if all(future.exception() is None for future in done):
                     return tuple(future.result() for future in opening)
             except BaseException as error:  # Ctrl-C, SIGTERM, or any exception of a signal handler
                 interrupt = error
             with uninterrupted():  # a second Ctrl-C must not leave pools open that are still opening
-                pairs = zip(self._members, opening, strict=False)  # pools without a future were never touched
-                closing = [threads.submit(member.close_if_opened, future) for member, future in pairs]
-                errors = _errors([*opening, *closing])
+                pairs = zip(self._closing, opening, strict=False)  # pools without a future were never touched
+                errors = _errors([*opening, *(threads.submit(_close_if_opened, *pair) for pair in pairs)])
                 if interrupt is not None:
                     raise interrupt from (_as_one(errors) if errors else None)
                 raise _as_one(errors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PoolInContext(Generic[P]):
-    """Pool and its copy of the caller's context variables, in which it is opened and closed."""
-
-    pool: AbstractContextManager[P]
-    context: Context
-
-    def open(self) -> P:
-        return self.context.run(self.pool.__enter__)
-
-    def close(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self.context.run(self.pool.__exit__, kind, error, trace)
-
-    def close_if_opened(self, opening: Future[P]) -> None:
-        if opening.exception() is None:
-            self.close()
+def _close_if_opened(close: Callable[..., object], opening: Future[Any]) -> None:
+    if opening.exception() is None:
+        close(None, None, None)
 
 
 def _threads(count: int) -> ThreadPoolExecutor:

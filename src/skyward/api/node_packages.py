@@ -16,8 +16,6 @@ from skyward.request.includes import describe_includes
 from skyward.request.request import PoolRequest
 from skyward.shipping.sources import OWN_PACKAGES
 
-__all__ = ["MIRROR_VARIABLE", "callers_names", "with_environment"]
-
 MIRROR_VARIABLE = "SKYWARD_MIRROR"
 """Environment variable: ``0`` does for all pools what ``Image(mirror=False)`` does for one."""
 

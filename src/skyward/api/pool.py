@@ -28,8 +28,10 @@ from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.node_packages import callers_names, with_environment
 from skyward.api.slips import by_name_only, refuses_operands
 from skyward.api.telemetry import PoolTelemetry, open_telemetry
-from skyward.api.watching import Watched
+from skyward.api.watching import PoolOutput, serve_snapshots
 from skyward.display import Display, PoolTag, parse_display
+from skyward.display.notebook import running_notebook
+from skyward.display.tables import PoolView
 from skyward.distributed.runtime import refuse_inside_call
 from skyward.engine.calls import CallBatch, RemoteFuture
 from skyward.engine.running import RunningPool
@@ -37,6 +39,7 @@ from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
 from skyward.events.lines import KeptLines
+from skyward.events.snapshot import PoolSnapshot
 from skyward.providers.base import Provider, checked_provider
 from skyward.provision.buying.ownership import PoolFolder
 from skyward.request.accelerators import Accelerator
@@ -79,7 +82,7 @@ class _Base(NamedTuple):
 
 
 @refuses_operands
-class ComputePool(Watched, CallsByFunction):
+class ComputePool(CallsByFunction):
     """Machines that exist for the duration of a ``with`` block, or from ``open()`` to ``close()``.
 
     Entering creates and prepares them. Leaving, by an exception too, terminates them and confirms it. A pool may be
@@ -116,6 +119,9 @@ class ComputePool(Watched, CallsByFunction):
     Raises:
         ConfigurationError: a parameter is wrong; nothing was created.
     """
+
+    _loop: LoopThread
+    _output: PoolOutput
 
     @by_name_only
     def __init__(
@@ -330,7 +336,10 @@ class ComputePool(Watched, CallsByFunction):
         )
         running = RunningPool(provider=self._provider, request=request, **base._asdict())
         stack.callback(running.close)
-        self._watch(base.loop, running.take_snapshot, base.folder, stack)
+        if base.folder is not None:
+            serve_snapshots(base.folder, base.loop, running.take_snapshot, stack)
+        self._loop, self._output = base.loop, PoolOutput(base.loop, running.take_snapshot)
+        stack.callback(self._output.close)
         running.open()
         self._running = running
         base.bus.delivery()()  # the next cell of a notebook would get the last lines
@@ -517,6 +526,24 @@ class ComputePool(Watched, CallsByFunction):
     def _publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
         if self._bus is not None:
             self._bus.publish_emitted(event, received_by)
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return the present state of the nodes, their workers, the calls and the costs.
+
+        Raises:
+            PoolStateError: the pool is not open.
+        """
+        return self._loop.call(self._ready.take_snapshot())
+
+    def _repr_html_(self) -> str:
+        """Return the present state as a table, for notebooks."""
+        return PoolView.of(self.snapshot()).html() if self.is_active else "<div>a pool that is not open</div>"
+
+    def _ipython_display_(self) -> None:
+        """Show the state in a notebook, where it changes in place; elsewhere leave that to the representations."""
+        if not self.is_active or running_notebook() is None:
+            raise NotImplementedError
+        self._output.show()
 
     @property
     def _ready(self) -> RunningPool:

@@ -21,27 +21,6 @@ from skyward.request.checks import refuse_unknown
 from skyward.submission import OPERATIONS, refuse_operations
 from skyward.tracebacks import from_callers_line, hide_frames, is_explained
 
-__all__ = [
-    "CallSite",
-    "Unsent",
-    "by_name_only",
-    "leave_to_caller",
-    "mark_all_used",
-    "misplaced_call",
-    "no_attribute",
-    "no_pool",
-    "not_pending",
-    "options_by_name",
-    "refused_argument",
-    "refuses_operands",
-    "refuses_uses",
-    "refuses_uses_of_batch",
-    "refuses_uses_of_function",
-    "short_call",
-    "unsent_result",
-    "warn_unsent",
-]
-
 CallSite = tuple[CodeType, int]
 """Code that made a call, and the offset of the instruction."""
 

@@ -16,31 +16,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from skyward import events as ev
 from skyward.engine.calls import LiveCall, RawOutcome
 from skyward.engine.dispatch import WorkerId
 from skyward.errors import PoolStateError
-from skyward.events import (
-    BootstrapCompleted,
-    BootstrapProgress,
-    BootstrapStarting,
-    CostFinal,
-    CostUpdate,
-    Error,
-    InstanceLaunching,
-    InstancePreempted,
-    InstanceProvisioned,
-    InstanceStopping,
-    SkywardEvent,
-    WorkerLost,
-)
 from skyward.events.bus import EventBus
 from skyward.request.request import PoolRequest
 from skyward.wire.messages import CallHeader, PackedError
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-
-__all__ = ["PoolTelemetry", "open_telemetry"]
 
 P = ParamSpec("P")
 
@@ -102,18 +87,16 @@ class PoolTelemetry:
         self._trace = trace
         self._tracer = trace.get_tracer(_SCOPE)
         meter = metrics.get_meter(_SCOPE)
-        self._place = {name: attributes[name] for name in ("skyward.pool.id", "skyward.provider")}
-        self._calls = meter.create_counter("skyward.calls", "{call}", "Calls that have ended")
-        self._queued = meter.create_up_down_counter("skyward.calls.queued", "{call}", "Calls not yet sent to a worker")
-        self._queue_time = meter.create_histogram("skyward.call.queue_time", "s", "Time from submission to the worker")
-        self._duration = meter.create_histogram("skyward.call.duration", "s", "Time on the worker")
+        self.place = {name: attributes[name] for name in ("skyward.pool.id", "skyward.provider")}
+        self.calls = meter.create_counter("skyward.calls", "{call}", "Calls that have ended")
+        self.queued = meter.create_up_down_counter("skyward.calls.queued", "{call}", "Calls not yet sent to a worker")
+        self.queue_time = meter.create_histogram("skyward.call.queue_time", "s", "Time from submission to the worker")
+        self.duration = meter.create_histogram("skyward.call.duration", "s", "Time on the worker")
         self._cost = meter.create_gauge("skyward.pool.cost", "{USD}", "Cost of the pool so far")
         self._pool = self._tracer.start_span("skyward.pool", attributes=attributes)
         self._within = trace.set_span_in_context(self._pool)
         self._steps: dict[str, Span] = {}
-        self._launching: tuple[int, InstanceLaunching] | None = None
-
-    # --- calls ------------------------------------------------------------------------------------------------------
+        self._launching: tuple[int, ev.InstanceLaunching] | None = None
 
     @_costs_no_call
     def begin(self, call: LiveCall) -> None:
@@ -126,50 +109,35 @@ class PoolTelemetry:
             f"call {function}", None if has_parent else self._within, self._trace.SpanKind.CLIENT
         )
         if span.is_recording():
-            span.set_attributes({**self._place, "skyward.call.name": call.name, "skyward.call.function": function})
+            span.set_attributes({**self.place, "skyward.call.name": call.name, "skyward.call.function": function})
         carrier: dict[str, str] = {}
         propagate.inject(carrier, self._trace.set_span_in_context(span))
         call.header = replace(call.header or CallHeader(), trace=carrier)
-        call.trace = _CallSpan(self, span, {**self._place, "skyward.call.function": function})
-        self._queued.add(1, self._place)
+        call.trace = _CallSpan(self, span, {**self.place, "skyward.call.function": function})
+        self.queued.add(1, self.place)
 
-    def sent(self, queue_s: float, labels: Mapping[str, str]) -> None:
-        """Record that a call has left the queue."""
-        self._queued.add(-1, self._place)
-        self._queue_time.record(queue_s, labels)
-
-    def ended(self, raw: RawOutcome, labels: Mapping[str, str], *, was_sent: bool) -> None:
-        """Record the end of a call."""
-        self._calls.add(1, labels)
-        if not was_sent:
-            self._queued.add(-1, self._place)
-        if raw.seconds is not None:
-            self._duration.record(raw.seconds, labels)
-
-    # --- events -----------------------------------------------------------------------------------------------------
-
-    def take(self, event: SkywardEvent) -> None:
+    def take(self, event: ev.SkywardEvent) -> None:
         """Follow the pool's events; a callback of its bus."""
         match event:
-            case InstanceLaunching():
+            case ev.InstanceLaunching():
                 self._launching = time.time_ns(), event
-            case InstanceProvisioned():
+            case ev.InstanceProvisioned():
                 self._launched(event)
-            case BootstrapStarting():
+            case ev.BootstrapStarting():
                 self._steps[event.instance_id] = self._tracer.start_span(
-                    "skyward.bootstrap", self._within, attributes={**self._place, "skyward.instance": event.instance_id}
+                    "skyward.bootstrap", self._within, attributes={**self.place, "skyward.instance": event.instance_id}
                 )
-            case BootstrapProgress() if (step := self._steps.get(event.instance_id)) is not None:
+            case ev.BootstrapProgress() if (step := self._steps.get(event.instance_id)) is not None:
                 step.add_event(event.step)
-            case BootstrapCompleted() | InstanceStopping() if step := self._steps.pop(event.instance_id, None):
-                step.set_status(_status(ok=isinstance(event, BootstrapCompleted)))
+            case ev.BootstrapCompleted() | ev.InstanceStopping() if step := self._steps.pop(event.instance_id, None):
+                step.set_status(_status(ok=isinstance(event, ev.BootstrapCompleted)))
                 step.end()
-            case CostUpdate():
-                self._cost.set(event.accumulated_cost, self._place)
-            case CostFinal():
-                self._cost.set(event.total_cost, self._place)
+            case ev.CostUpdate():
+                self._cost.set(event.accumulated_cost, self.place)
+            case ev.CostFinal():
+                self._cost.set(event.total_cost, self.place)
                 self._pool.set_attribute("skyward.cost.usd", event.total_cost)
-            case WorkerLost() | InstancePreempted() | Error():
+            case ev.WorkerLost() | ev.InstancePreempted() | ev.Error():
                 known = {f"skyward.{name}": value for name, value in vars(event).items() if value is not None}
                 self._pool.add_event(type(event).__name__, known)
             case _:
@@ -183,10 +151,10 @@ class PoolTelemetry:
         self._steps.clear()
         self._pool.end()
 
-    def _launched(self, event: InstanceProvisioned) -> None:
+    def _launched(self, event: ev.InstanceProvisioned) -> None:
         began, order = self._launching or (time.time_ns(), None)
         attributes = {
-            **self._place,
+            **self.place,
             "skyward.instance": event.instance_id,
             "skyward.instance.type": event.instance_type or "",
             "skyward.node": event.node,
@@ -214,7 +182,8 @@ class _CallSpan:
         self._span.add_event("sent", {"skyward.node": worker.node, "skyward.worker": worker.worker})
         if self._queue_s is None:
             self._queue_s = time.perf_counter() - self._submitted
-            self._pool.sent(self._queue_s, self._labels)
+            self._pool.queued.add(-1, self._pool.place)
+            self._pool.queue_time.record(self._queue_s, self._labels)
 
     @_costs_no_call
     def ended(self, call: LiveCall, raw: RawOutcome) -> None:
@@ -225,7 +194,11 @@ class _CallSpan:
             if outcome == "error":
                 self._span.set_attribute("error.type", kind)
             self._span.set_status(_status(ok=outcome == "ok", why=message))
-        self._pool.ended(raw, labels, was_sent=self._queue_s is not None)
+        self._pool.calls.add(1, labels)
+        if self._queue_s is None:
+            self._pool.queued.add(-1, self._pool.place)
+        if raw.seconds is not None:
+            self._pool.duration.record(raw.seconds, labels)
         self._span.end()
 
 

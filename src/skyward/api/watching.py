@@ -11,37 +11,19 @@ import json
 import logging
 import socket
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, cast
 
 from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.linux_parts import socket_path
 from skyward._concurrency.loop import LoopThread
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
-from skyward.display.notebook import running_notebook
 from skyward.display.tables import PoolView
-from skyward.distributed.runtime import refuse_inside_call
-from skyward.errors import PoolStateError
 from skyward.events.snapshot import PoolSnapshot
 
-__all__ = ["OutputHandle", "PoolOutput", "Watched", "read_snapshot", "serve_snapshots"]
-
 _REDRAW_EVERY_S: Final = 1.0
-
-
-class OutputHandle(Protocol):
-    """Handle of one output, as IPython's ``DisplayHandle``."""
-
-    def display(self, data: dict[str, str], *, raw: bool) -> None:
-        """Show the output in the present cell too."""
-        ...
-
-    def update(self, data: dict[str, str], *, raw: bool) -> None:
-        """Replace the output, in every cell that shows it."""
-        ...
 
 
 class PoolOutput:
@@ -50,7 +32,7 @@ class PoolOutput:
     Args:
         loop: the loop of the pool.
         take: returns a snapshot of the pool.
-        make_handle: returns the handle of a new output; by default IPython's.
+        make_handle: returns the handle of a new output; by default IPython's ``DisplayHandle``.
         clock: clock between two looks.
     """
 
@@ -59,7 +41,7 @@ class PoolOutput:
         loop: LoopThread,
         take: Take,
         *,
-        make_handle: Callable[[], OutputHandle] | None = None,
+        make_handle: Callable[[], Any] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._loop = loop
@@ -67,7 +49,7 @@ class PoolOutput:
         self._make_handle = make_handle or _ipython_handle
         self._clock = clock
         self._lock = threading.Lock()
-        self._handle: OutputHandle | None = None
+        self._handle: Any = None
         self._snapshot: PoolSnapshot | None = None
         self._shown: PoolView | None = None
         self._closed = False
@@ -103,62 +85,19 @@ class PoolOutput:
 
     def _redraw(self, view: PoolView) -> None:
         with self._lock:
-            if self._handle is not None and not self._closed:
+            if not self._closed:
                 self._shown = view
                 self._handle.update(_data(view), raw=True)
-
-
-class Watched(ABC):
-    """Views of a pool while it is open: its snapshot, and its table in notebooks."""
-
-    _take: Take
-    _loop: LoopThread
-    _output: PoolOutput
-
-    @property
-    @abstractmethod
-    def is_active(self) -> bool:
-        """True while the pool is open."""
-        ...
-
-    def _watch(self, loop: LoopThread, take: Take, folder: Path | None, closing: ExitStack) -> None:
-        """Begin to offer views until ``closing``, to other processes only with a folder for them."""
-        if folder is not None:
-            serve_snapshots(folder, loop, take, closing)
-        self._loop, self._take, self._output = loop, take, PoolOutput(loop, take)
-        closing.callback(self._output.close)
-
-    def snapshot(self) -> PoolSnapshot:
-        """Return the present state of the nodes, their workers, the calls and the costs.
-
-        Raises:
-            PoolStateError: the pool is not open.
-        """
-        if not self.is_active:
-            refuse_inside_call()
-            raise PoolStateError("the pool is not open; use it inside `with ComputePool(...) as pool:`")
-        return self._loop.call(self._take())
-
-    def _repr_html_(self) -> str:
-        """Return the present state as a table, for notebooks."""
-        return PoolView.of(self.snapshot()).html() if self.is_active else "<div>a pool that is not open</div>"
-
-    def _ipython_display_(self) -> None:
-        """Show the state in a notebook, where it changes in place; elsewhere leave that to the representations."""
-        if not self.is_active or running_notebook() is None:
-            raise NotImplementedError
-        self._output.show()
 
 
 def _data(view: PoolView) -> dict[str, str]:
     return {"text/plain": view.text(), "text/html": view.html()}
 
 
-def _ipython_handle() -> OutputHandle:
+def _ipython_handle() -> Any:
     from IPython.display import DisplayHandle  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
-    handle: Any = DisplayHandle()
-    return handle
+    return cast("Any", DisplayHandle)()
 
 
 _NAME: Final = "snapshot"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from skyward.api.market import find_offers, priced
+from skyward.api.market import find_offers, price_rank, priced, spec_cells
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
 from skyward.display.words import duration
 from skyward.errors import SkywardError
@@ -36,28 +36,28 @@ def offers(*, spot: bool, providers: Providers, **wishes: Any) -> Answer:
     Without any request, list the cheapest with accelerators and without.
     """
     request = parse_request(**wishes, spot="always" if spot else "if-available")
-    found, errors = asyncio.run(_ask_all(providers, request, spot=spot))
-    found = sorted(found, key=_rank)
+    types, errors = asyncio.run(_ask_all(providers, request, spot=spot))
+    types = sorted(types, key=lambda offered: price_rank(offered.spec))
     for name, error in errors.items():
         click.echo(attributed(name, error), err=True)
     text: list[str | Rows] = []
-    if found:
-        text.append(Rows(_COLUMNS, [_cells(offer) for offer in found]))
-        text += dict.fromkeys(offer["note"] for offer in found if offer["note"])
+    if types:
+        text.append(Rows(_COLUMNS, [offered.cells() for offered in types]))
+        text += dict.fromkeys(offered.note for offered in types if offered.note)
     elif not errors:
         text.append(f"No {'spot ' if spot else ''}machine satisfies the request; other regions may have some")
-    return Answer(document={"offers": found, "errors": errors}, text=text, exit_code=0 if found else FAILED)
+    document = {"offers": [offered.document() for offered in types], "errors": errors}
+    return Answer(document=document, text=text, exit_code=0 if types else FAILED)
 
 
 async def _ask_all(
     providers: Providers, request: PoolRequest, *, spot: bool
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the documents of all machine types, and the errors of providers by name."""
+) -> tuple[list[_OfferedType], dict[str, str]]:
     names = providers.names or rented_providers()
     replies = await asyncio.gather(
         *(_ask(providers, name, request, spot=spot) for name in names), return_exceptions=True
     )
-    found: list[dict[str, Any]] = []
+    found: list[_OfferedType] = []
     errors: dict[str, str] = {}
     for name, reply in zip(names, replies, strict=True):
         match reply:
@@ -73,7 +73,7 @@ async def _ask_all(
     return found, errors
 
 
-async def _ask(providers: Providers, name: str, request: PoolRequest, *, spot: bool) -> list[dict[str, Any]]:
+async def _ask(providers: Providers, name: str, request: PoolRequest, *, spot: bool) -> list[_OfferedType]:
     provider = providers.make(name)
     try:
         found = [offer for offer in await find_offers(provider, request) if offer.spot or not spot]
@@ -82,47 +82,49 @@ async def _ask(providers: Providers, name: str, request: PoolRequest, *, spot: b
     finally:
         await provider.close()
     return [
-        _document(name, [offer for offer in found if offer.spec.name == machine], zones.get(machine, {}))
+        _OfferedType(name, [offer for offer in found if offer.spec.name == machine], zones.get(machine, {}))
         for machine in types
     ]
 
 
-def _document(provider: str, found: Sequence[Offer], zones: Mapping[str, float | None]) -> dict[str, Any]:
-    """Return a machine type as JSON values; its prices are those of the cheapest zone."""
-    spec = priced(found)
-    return {
-        "provider": provider,
-        "region": found[0].region,
-        "type": spec.name,
-        "accelerator": spec.accelerator,
-        "accelerators": spec.accelerator_count,
-        "accelerator_memory_gib": spec.accelerator_memory_gib,
-        "cores": spec.cpu,
-        "memory_gib": spec.memory_gib,
-        "spot_per_hour": spec.price_spot,
-        "on_demand_per_hour": spec.price_on_demand,
-        "price_age_s": round(max(offer.price_age_s for offer in found)),
-        "zones": dict(zones),
-        "note": "; ".join(dict.fromkeys(offer.note for offer in found if offer.note)),
-    }
+class _OfferedType:
+    """Machine type of a provider; its prices are those of the cheapest zone.
 
+    Args:
+        provider: the provider's name.
+        offers: its offers of this type.
+        zones: spot prices by zone, USD an hour.
+    """
 
-def _rank(offer: dict[str, Any]) -> tuple[float, str]:
-    """Return the sort key: cheapest first, unknown prices last."""
-    prices = [price for price in (offer["spot_per_hour"], offer["on_demand_per_hour"]) if price is not None]
-    return min(prices, default=float("inf")), offer["type"]
+    def __init__(self, provider: str, offers: Sequence[Offer], zones: Mapping[str, float | None]) -> None:
+        self.spec = priced(offers)
+        self.note = "; ".join(dict.fromkeys(offer.note for offer in offers if offer.note))
+        self._provider = provider
+        self._region = offers[0].region
+        self._zones = zones
+        self._age_s = max(offer.price_age_s for offer in offers)
 
+    def cells(self) -> tuple[str, ...]:
+        return (
+            f"{self._provider} {self._region}".strip(),
+            *spec_cells(self.spec),
+            "now" if self._age_s < _NOW_S else f"{duration(self._age_s)} ago",
+            " ".join(zone.removeprefix(self._region) if self._region else zone for zone in self._zones),
+        )
 
-def _cells(offer: dict[str, Any]) -> tuple[str, ...]:
-    memory = f" {offer['accelerator_memory_gib']:g} GiB" if offer["accelerator_memory_gib"] else ""
-    region, age_s = offer["region"], offer["price_age_s"]
-    return (
-        f"{offer['provider']} {region}".strip(),
-        offer["type"],
-        f"{offer['accelerators']} x {offer['accelerator']}{memory}" if offer["accelerator"] else "",
-        str(offer["cores"] or "?"),  # some vendors do not state the size of machines with GPUs
-        f"{offer['memory_gib']:g} GiB" if offer["memory_gib"] else "?",
-        *("?" if usd is None else f"{usd:.4f}" for usd in (offer["spot_per_hour"], offer["on_demand_per_hour"])),
-        "now" if age_s < _NOW_S else f"{duration(age_s)} ago",
-        " ".join(zone.removeprefix(region) if region else zone for zone in offer["zones"]),
-    )
+    def document(self) -> dict[str, Any]:
+        return {
+            "provider": self._provider,
+            "region": self._region,
+            "type": self.spec.name,
+            "accelerator": self.spec.accelerator,
+            "accelerators": self.spec.accelerator_count,
+            "accelerator_memory_gib": self.spec.accelerator_memory_gib,
+            "cores": self.spec.cpu,
+            "memory_gib": self.spec.memory_gib,
+            "spot_per_hour": self.spec.price_spot,
+            "on_demand_per_hour": self.spec.price_on_demand,
+            "price_age_s": round(self._age_s),
+            "zones": dict(self._zones),
+            "note": self.note,
+        }

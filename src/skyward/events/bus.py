@@ -7,14 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any, Final, Protocol, overload
 
 from skyward.events import Callback, E, LogLine, SkywardEvent, deliver, flatten
-
-__all__ = ["PATIENCE_S", "Courier", "EventBus", "Recorder"]
 
 _logger = logging.getLogger("skyward")
 
@@ -217,7 +215,7 @@ class EventBus:
         self._lock = threading.Lock()
         self._courier = Courier("skyward-events", what="a callback for events", patience_s=patience_s)
         self._subscriptions: tuple[_Subscription, ...] = ()
-        self._busy: dict[int, deque[_Missed]] = {}
+        self._busy: dict[int, deque[_Delivery]] = {}
 
     def publish(self, event: SkywardEvent, also: tuple[Callback, ...] = ()) -> None:
         """Enqueue ``event`` for the subscribers and for the callbacks ``also``; once closed, do nothing."""
@@ -226,7 +224,7 @@ class EventBus:
                 self.recorder(event)
             if not also and not self._subscriptions:
                 return  # a turn of the event thread costs 8 µs
-        self._queue(_Delivery(self, event, also))
+        self._courier.run(partial(self._deliver, _Delivery(self, event, also)))
 
     def run(self, action: Callable[[], object]) -> None:
         """Run ``action`` in the event thread, after the events published so far; once closed, do nothing."""
@@ -242,12 +240,14 @@ class EventBus:
 
         It waits 5 s at most, for none that is stuck, and not in a subscriber. The recorder has written the lines then.
         """
-        return partial(self._wait_past, self._courier.queued)
+        queued = self._courier.queued
 
-    def _wait_past(self, queued: int) -> None:
-        if self.recorder is not None:
-            self.recorder.write()
-        self._courier.wait_past(queued, _DELIVERY_S)
+        def wait() -> None:
+            if self.recorder is not None:
+                self.recorder.write()
+            self._courier.wait_past(queued, _DELIVERY_S)
+
+        return wait
 
     def publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
         """Enqueue an event emitted anywhere in this process for the subscribers not in ``received_by``.
@@ -262,7 +262,8 @@ class EventBus:
         if depth > _EMITTED_CHAIN:
             _logger.warning("callbacks keep emitting %s events; one is dropped", type(event).__name__)
         else:
-            self._queue(_Delivery(self, event, received_by=received_by, depth=depth))
+            delivery = _Delivery(self, event, received_by=received_by, depth=depth)
+            self._courier.run(partial(self._deliver, delivery))
 
     @overload
     def subscribe(self, event_type: None, callback: Callback) -> Callable[[], None]: ...
@@ -292,9 +293,6 @@ class EventBus:
         if not self._courier.close(timeout_s):
             _logger.warning("a callback is still busy %g s after its pool was closed; later events are lost", timeout_s)
 
-    def _queue(self, delivery: _Delivery) -> None:
-        self._courier.run(partial(self._deliver, delivery))
-
     def _deliver(self, delivery: _Delivery) -> None:
         _handled.delivery = delivery
         subscribed = (each for each in self._subscriptions if each.callback not in delivery.received_by)
@@ -305,7 +303,7 @@ class EventBus:
         """Call ``callback``, or leave the event to the thread that is still running it."""
         with self._lock:
             if (missed := self._busy.get(id(callback))) is not None:
-                missed.append(_Missed(event, _handled.delivery))
+                missed.append(replace(_handled.delivery, event=event))
                 return None
             missed = self._busy[id(callback)] = deque()
         try:
@@ -313,7 +311,7 @@ class EventBus:
         finally:
             self._catch_up(callback, missed)
 
-    def _catch_up(self, callback: Callback, missed: deque[_Missed]) -> None:
+    def _catch_up(self, callback: Callback, missed: deque[_Delivery]) -> None:
         present = _handled.delivery
         while True:
             with self._lock:
@@ -322,7 +320,7 @@ class EventBus:
                     _handled.delivery = present
                     return
                 late = missed.popleft()
-            _handled.delivery = late.delivery
+            _handled.delivery = late
             deliver(late.event, (callback,))
 
 
@@ -333,14 +331,6 @@ class _Delivery:
     also: tuple[Callback, ...] = ()
     received_by: tuple[Callback, ...] = ()
     depth: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Missed:
-    """Event for a busy callback, and its delivery."""
-
-    event: SkywardEvent
-    delivery: _Delivery
 
 
 @dataclass(frozen=True, slots=True, eq=False)

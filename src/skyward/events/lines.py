@@ -18,18 +18,6 @@ from typing import Any, Final
 
 from skyward.events import LogLine
 
-__all__ = [
-    "DEFAULT_LEVELS",
-    "ConfiguredLevels",
-    "KeptLines",
-    "KeptReader",
-    "handle_record",
-    "has_handlers",
-    "is_handled",
-    "lines_backwards",
-    "record_line",
-]
-
 DEFAULT_LEVELS: Final[Mapping[str, int]] = {"": logging.WARNING}
 """Levels of a process that has configured none."""
 _MARK: Final = "skyward"
@@ -201,7 +189,7 @@ class KeptReader:
     def backwards(self) -> Iterator[LogLine]:
         """Yield the complete lines, the last one first; :meth:`news` goes on with those that come later."""
         paths = sorted(self._folder.glob(_FILES))
-        self._seen = {path.name: _end_of_lines(path) for path in paths}
+        self._seen = {path.name: _content(path).rfind(b"\n") + 1 for path in paths}
         for path in reversed(paths):
             for data in lines_backwards(path, self._seen[path.name]):
                 yield from _line(data)
@@ -211,34 +199,22 @@ def lines_backwards(path: Path, end: int | None = None) -> Iterator[bytes]:
     """Yield the lines of a file, last one first, without line ends; nothing if the file no longer exists.
 
     Args:
-        path: the file.
+        path: the file, which fits into memory.
         end: offset at which a line ends; None for the end of the file.
     """
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        at = file.seek(0, os.SEEK_END) if end is None else end
-        rest: bytes | None = None
-        while at > 0:
-            start = max(0, at - _BLOCK_BYTES)
-            file.seek(start)
-            data = file.read(at - start)
-            first, *lines = (data.removesuffix(b"\n") if rest is None else data + rest).split(b"\n")
-            yield from reversed(lines)
-            at, rest = start, first
-        if rest is not None:
-            yield rest
+    data = _content(path)[:end]
+    at = len(data)
+    while at:
+        start = data.rfind(b"\n", 0, at - 1) + 1
+        yield data[start:at].removesuffix(b"\n")
+        at = start
 
 
-def _end_of_lines(path: Path) -> int:
-    """Return where the last complete line of a file ends."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        at = file.seek(0, os.SEEK_END)
-        while at > 0:
-            start = max(0, at - _BLOCK_BYTES)
-            file.seek(start)
-            if (found := file.read(at - start).rfind(b"\n")) >= 0:
-                return start + found + 1
-            at = start
-    return 0
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:  # deleted meanwhile
+        return b""
 
 
 def _path(folder: Path, number: int) -> Path:

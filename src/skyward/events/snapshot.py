@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from skyward.events import GpuMetrics, Metrics, Progress
+from skyward.events import Metrics, Progress
 
 __all__ = ["NodeSnapshot", "PoolSnapshot", "WorkerSnapshot"]
 
@@ -103,23 +103,11 @@ class PoolSnapshot:
             values: the snapshot's values, by name.
 
         Raises:
-            TypeError: a value is missing.
+            TypeError: a value is missing or of another type.
         """
-        nodes = tuple(_node(node) for node in values.get("nodes", ()))
-        works = tuple(Progress(**_known(Progress, work)) for work in values.get("works", ()))
-        return cls(**_known(cls, values, nodes=nodes, works=works))
+        import msgspec
 
-
-def _node(values: Mapping[str, Any]) -> NodeSnapshot:
-    workers = tuple(WorkerSnapshot(**_known(WorkerSnapshot, worker)) for worker in values.get("workers", ()))
-    load: Mapping[str, Any] | None = values.get("metrics")
-    metrics = None
-    if load is not None:
-        gpus = tuple(GpuMetrics(**_known(GpuMetrics, gpu)) for gpu in load.get("gpus", ()))
-        metrics = Metrics(**_known(Metrics, load, gpus=gpus))
-    return NodeSnapshot(**_known(NodeSnapshot, values, workers=workers, metrics=metrics))
-
-
-def _known(kind: type[Any], values: Mapping[str, Any], **rebuilt: object) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in values.items() if name in names} | rebuilt
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise TypeError(str(error)) from error

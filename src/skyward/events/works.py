@@ -9,8 +9,6 @@ from typing import Final
 
 from skyward.events import Progress, SkywardEvent
 
-__all__ = ["CALL_CANCELLED", "WorkCount", "WorkCounts"]
-
 CALL_CANCELLED: Final = "a cancelled call was ended"
 """Reason of a restart of a worker: the end of its process is how a running call ends."""
 

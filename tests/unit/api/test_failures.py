@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyward.api.executor import ItemNotes, PoolExecutor, kept, note_call, outline
+from skyward.api.executor import PoolExecutor, kept, note_call, outline
 from skyward.testing.in_process import InProcessSubmitter
 
 
@@ -62,15 +62,13 @@ def test_the_class_and_the_text_of_an_exception_stay() -> None:
     note_call(Noteless(), "train#2", 2, 5)
 
 
-def test_a_failed_chunk_names_its_items() -> None:
-    error = ValueError()
-    ItemNotes("train", 25, 10).add(error, 2)
-    assert error.__notes__ == ["in train, one of the items with index 20 to 24"]
-
-
 @pytest.mark.parametrize(
     ("chunksize", "note"),
-    [(1, "in inverse, index 3 of 5 calls: inverse(0)"), (2, "in inverse, one of the items with index 2 to 3")],
+    [
+        (1, "in inverse, index 3 of 5 calls: inverse(0)"),
+        (2, "in inverse, one of the items with index 2 to 3"),
+        (5, "in inverse, one of the items with index 0 to 4"),
+    ],
 )
 def test_the_failure_of_a_mapped_call_names_it(chunksize: int, note: str) -> None:
     with InProcessSubmitter() as submitter:

@@ -109,10 +109,7 @@ def test_what_is_kept_is_bounded_by_its_bytes_on_the_disk(
     )
 
 
-def test_a_reader_from_the_end_reads_no_more_than_asked_and_goes_on_with_what_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("skyward.events.lines._BLOCK_BYTES", 64)
+def test_a_reader_from_the_end_yields_whole_lines_and_goes_on_with_what_is_new(tmp_path: Path) -> None:
     kept = KeptLines(tmp_path, lambda _: None, file_bytes=8000)
     for number in range(150):
         kept(line(f"{number}" * (number % 7)))
