@@ -267,7 +267,7 @@ def top(*, pool: str | None, once: bool) -> Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _PoolLook:
     """State of one pool; without a snapshot, the reason and the ledger's facts."""
 
     pool_id: str
@@ -283,7 +283,7 @@ class _Look:
         return PoolView.of(self.snapshot).rich() if self.snapshot else Text(f"{self.pool_id}: {self.reason}")
 
 
-def _look(asked: str | None) -> Sequence[_Look]:
+def _look(asked: str | None) -> Sequence[_PoolLook]:
     folders = known_folders()
     if asked is None:
         return [_look_at(folder) for folder in folders if is_in_use(folder)]
@@ -294,15 +294,15 @@ def _look(asked: str | None) -> Sequence[_Look]:
     return [_look_at(next((folder for folder in folders if folder.name == pool_id), Path(pool_id)))]
 
 
-def _look_at(folder: Path) -> _Look:
+def _look_at(folder: Path) -> _PoolLook:
     try:
-        return _Look(pool_id=folder.name, snapshot=read_snapshot(folder))
+        return _PoolLook(pool_id=folder.name, snapshot=read_snapshot(folder))
     except OSError:
         living = is_in_use(folder)
         why = "its client does not answer" if living else "it is closed, or its client has ended"
-        return _Look(pool_id=folder.name, reason=f"{why}; {_ledger_words(folder.name)}")
+        return _PoolLook(pool_id=folder.name, reason=f"{why}; {_ledger_words(folder.name)}")
     except ValueError as error:
-        return _Look(pool_id=folder.name, reason=f"its client has another version of Skyward: {error}")
+        return _PoolLook(pool_id=folder.name, reason=f"its client has another version of Skyward: {error}")
 
 
 def _ledger_words(pool_id: str) -> str:
@@ -316,7 +316,7 @@ def _ledger_words(pool_id: str) -> str:
     return f"by the ledger none of its machines is left, {cost} in all"
 
 
-def _live(asked: str | None, looks: Sequence[_Look]) -> Sequence[_Look]:
+def _live(asked: str | None, looks: Sequence[_PoolLook]) -> Sequence[_PoolLook]:
     """Redraw every second until Ctrl-C, or until no pool answers; return the last state."""
     from rich.console import Group
     from rich.live import Live
