@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Final, cast
 
-from paramiko import ssh_exception
-
 from skyward.errors import ConfigurationError
 from skyward.transport.paramiko_parts import (
     Channel,
@@ -540,6 +538,8 @@ def forwards(client: Client, host: str, port: int, *, timeout_s: float) -> bool:
     Raises:
         StaleConnectionError: the connection has ended.
     """
+    from paramiko import ssh_exception
+
     for _ in range(_ATTEMPTS):
         try:
             open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s).close()

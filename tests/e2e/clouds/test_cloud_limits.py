@@ -99,7 +99,7 @@ def test_a_pool_stays_below_max_cost_although_its_record_is_dearer_than_the_offe
 ) -> None:
     """At the offered price the money would last twice as long."""
     machines.surcharge, machines.least_billed_s = 2.0, LEAST_BILLED_S
-    provider: Any = _Offering(vendor.provider(machines), minimum_billed_s=LEAST_BILLED_S, minimum_charge=0.0)
+    provider: Any = offering(vendor.provider(machines), minimum_billed_s=LEAST_BILLED_S, minimum_charge=0.0)
     limit = LASTS_S * vendor.usd_per_hour * machines.surcharge / 3600
     seen: list[Any] = []
     with (
@@ -121,18 +121,15 @@ def forever() -> None:
     time.sleep(3600)
 
 
-class _Offering:
-    """A provider whose offers differ in the fields given."""
+def offering(provider: Any, **fields: Any) -> Any:
+    """Return a copy of a provider whose offers differ in the fields given."""
 
-    def __init__(self, provider: Any, **fields: Any) -> None:
-        self._provider = provider
-        self._fields = fields
+    class Offering(type(provider)):
+        async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+            return [dataclasses.replace(offer, **fields) for offer in await super().offers(request)]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._provider, name)
-
-    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        return [dataclasses.replace(each, **self._fields) for each in await self._provider.offers(request)]
+    settings = {field.name: getattr(provider, field.name) for field in dataclasses.fields(provider) if field.init}
+    return Offering(**settings)
 
 
 @pytest.mark.parametrize("vendor", BOOTED, indirect=True)

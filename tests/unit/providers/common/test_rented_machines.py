@@ -14,6 +14,7 @@ from skyward.providers._common.rented_machines import MachineApi, MachineRecord,
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
+from skyward.request.request import PoolRequest
 from skyward.transport.ssh import SSHAccess
 
 POOL = "sky-1"
@@ -67,6 +68,9 @@ class Rented(RentedMachines):
     @property
     def name(self) -> str:
         return "rented"
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        return ()
 
     @property
     def api(self) -> MachineApi:
