@@ -76,13 +76,13 @@ def _finding(what: str, found: str, fix: str = "", *, fails: bool = False) -> Fi
 
 
 def _versions() -> Iterator[Finding]:
-    yield Finding(what="python", state="ok", found=platform.python_version())
+    yield _finding("python", platform.python_version())
     try:
         distribution = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
-        yield Finding(what="skyward", state="warn", found="not installed as a package", fix="install it with pip")
+        yield _finding("skyward", "not installed as a package", "install it with pip")
         return
-    yield Finding(what="skyward", state="ok", found=distribution.version)
+    yield _finding("skyward", distribution.version)
     for text in distribution.requires or ():
         yield from _requirement(text)
 
@@ -90,24 +90,21 @@ def _versions() -> Iterator[Finding]:
 def _requirement(text: str) -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
-    wanted = Requirement(text)
-    if wanted.marker is not None and not wanted.marker.evaluate({"extra": "dask"}):
+    required = Requirement(text)
+    if required.marker is not None and not required.marker.evaluate({"extra": "dask"}):
         return
-    fix = f"pip install '{wanted.name}{wanted.specifier}'"
+    fix = f"pip install '{required.name}{required.specifier}'"
     try:
-        version = importlib.metadata.version(wanted.name)
+        version = importlib.metadata.version(required.name)
     except importlib.metadata.PackageNotFoundError:
-        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-            yield Finding(what=wanted.name, state="fail", found="not installed", fix=fix)
-        else:
-            fix = f"pip install '{DISTRIBUTION}[dask]', for Dask; pools work without it"
-            yield Finding(what=wanted.name, state="warn", found="not installed", fix=fix)
+        optional = required.marker is not None and not required.marker.evaluate({"extra": ""})
+        fix = f"pip install '{DISTRIBUTION}[dask]', for Dask; pools work without it" if optional else fix
+        yield _finding(required.name, "not installed", fix, fails=not optional)
         return
-    if wanted.specifier.contains(version, prereleases=True):
-        yield Finding(what=wanted.name, state="ok", found=version)
+    if required.specifier.contains(version, prereleases=True):
+        yield _finding(required.name, version)
     else:
-        found = f"{version}, where {wanted.specifier} is needed"
-        yield Finding(what=wanted.name, state="fail", found=found, fix=fix)
+        yield _finding(required.name, f"{version}, where {required.specifier} is needed", fix, fails=True)
 
 
 def _programs() -> Iterator[Finding]:

@@ -31,7 +31,6 @@ _SHORT_S: Final = 10.0
 _MINUTES_FROM_S: Final = 120
 _HOURS_FROM_MIN: Final = 120
 _CENT: Final = 0.01
-_WHOLE_RATE, _WHOLE_RATE_PER_MIN = 100, 10
 
 
 def duration(seconds: float) -> str:
@@ -67,14 +66,8 @@ def price(dollars_per_hour: float) -> str:
 def rate(count: float, seconds: float) -> str:
     """Return a rate with about two digits, per minute if it is below one per second."""
     per_second = count / max(seconds, 1e-3)
-    if per_second >= _WHOLE_RATE:
-        return f"{per_second:,.0f}/s"
-    per_minute = per_second * 60
-    return (
-        f"{per_second:.1f}/s"
-        if per_second >= 1
-        else f"{per_minute:.{0 if per_minute >= _WHOLE_RATE_PER_MIN else 1}f}/min"
-    )
+    value, unit, whole_from = (per_second, "s", 100) if per_second >= 1 else (60 * per_second, "min", 10)
+    return f"{value:,.{0 if value >= whole_from else 1}f}/{unit}"
 
 
 def plural(count: int, thing: str) -> str:
@@ -131,19 +124,16 @@ class Work:
     def _rate(self, now_s: float) -> list[str]:
         return [rate(self._measured, now_s - self.first_s)] if self._measured > 0 else []
 
-    def _left(self, now_s: float) -> list[str]:
-        if self.progress.total is None or self._measured <= 0:
-            return []
-        left = self.progress.total - self.progress.ended
-        return [f"{clock_time(left * (now_s - self.first_s) / self._measured)} left"] if left > 0 else []
-
     def ongoing(self, now_s: float) -> str:
         """Return the progress: ``fits 4/12 · 1 failed · 2 running · 3.1/s · 0:42 left``."""
         event = self.progress
         took = now_s - self.first_s
         if event.total == 1 and not event.ended:
             return f"{self._subject}: {'running for ' if event.running else ''}{duration(took)}"
-        return _joined(*_counts(self.name, event), *self._rate(now_s), *self._left(now_s))
+        parts = [*_counts(self.name, event), *self._rate(now_s)]
+        if event.total is not None and self._measured > 0 and (rest := event.total - event.ended) > 0:
+            parts.append(f"{clock_time(rest * took / self._measured)} left")
+        return " · ".join(parts)
 
     def ended(self, now_s: float) -> str:
         """Return the outcome: ``fits 40/40 in 13 s · 3.1/s``, ``fits 3/5 in 13 s · 1 failed · 1 dropped``."""
@@ -152,12 +142,12 @@ class Work:
             state = "done in" if event.done else "failed after" if event.failed else "cancelled after"
             return f"{self._subject}: {state} {took}"
         rest = _losses(event) or self._rate(now_s)
-        return _joined(f"{self.name} {event.done:,}/{event.total or event.done:,} in {took}", *rest)
+        return " · ".join([f"{self.name} {event.done:,}/{event.total or event.done:,} in {took}", *rest])
 
 
 def progress_words(event: ev.Progress) -> str:
     """Return the progress without rates: ``fits 4/12 · 1 failed · 2 running``."""
-    return _joined(*_counts(work_name(event.label), event))
+    return " · ".join(_counts(work_name(event.label), event))
 
 
 def _counts(name: str, event: ev.Progress) -> list[str]:
@@ -170,10 +160,6 @@ def _losses(event: ev.Progress) -> list[str]:
     failed = [f"{event.failed:,} failed"] if event.failed else []
     given_up = "dropped" if event.failed else "cancelled"
     return [*failed, f"{event.cancelled:,} {given_up}"] if event.cancelled else failed
-
-
-def _joined(*parts: str) -> str:
-    return " · ".join(parts)
 
 
 def short_place(event: ev.LogLine) -> str:

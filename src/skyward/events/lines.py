@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from skyward.events import LogLine
 
@@ -87,7 +87,6 @@ def record_line(values: Mapping[str, Any], node: int, worker: int, instance_id: 
 _logger = logging.getLogger("skyward")
 
 _FILE_BYTES: Final = 32 << 20
-_BLOCK_BYTES: Final = 1 << 20
 _FILES: Final = "calls-*.jsonl"
 _CUT: Final = " [the rest of this line is not kept]"
 _LONGEST_CHARACTER: Final = 6
@@ -116,7 +115,7 @@ class KeptLines:
         self._lock = threading.Lock()
         self._waiting: list[str] = []
         self._number = self._size = 0
-        self._file: int | None = self._open()
+        self._file: BinaryIO | None = self._open()
 
     def __call__(self, line: LogLine) -> None:
         """Take a line; it is written a little later."""
@@ -138,10 +137,7 @@ class KeptLines:
             if not lines or self._file is None:
                 return
             try:
-                for data in _batches(lines, min(self._file_bytes, _BLOCK_BYTES)):
-                    if self._size and self._size + len(data) > self._file_bytes:
-                        self._rotate()
-                    self._size += _write_all(self._file, data)
+                self._append(lines, self._file)
             except OSError as error:
                 _logger.warning("output of calls is no longer kept in %s: %s", self._folder, error)
                 self._close()
@@ -152,20 +148,32 @@ class KeptLines:
         with self._lock:
             self._close()
 
-    def _open(self) -> int:
-        return os.open(_path(self._folder, self._number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _append(self, lines: Iterable[str], file: BinaryIO) -> None:
+        for line in lines:
+            data = line.encode("utf-8", "backslashreplace")  # a surrogate becomes an escape that JSON has too
+            if self._size and self._size + len(data) > self._file_bytes:
+                file = self._rotate()
+            self._size += file.write(data)
+        file.flush()
 
-    def _rotate(self) -> None:
+    def _open(self) -> BinaryIO:
+        return os.fdopen(
+            os.open(_path(self._folder, self._number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb"
+        )
+
+    def _rotate(self) -> BinaryIO:
         _path(self._folder, self._number - 1).unlink(missing_ok=True)
         self._close()
         self._size = 0
         self._number += 1
         self._file = self._open()
+        return self._file
 
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            os.close(file)
+            with suppress(OSError):  # text that could not be written is not written here either
+                file.close()
 
 
 class KeptReader:
@@ -251,22 +259,3 @@ def _cut(line: LogLine, file_bytes: int) -> str:
     room = file_bytes // _LONGEST_CHARACTER - len(_text(replace(line, line=""))) - len(_CUT)
     text = line.line
     return _text(replace(line, line=f"{text[: max(0, room)]}{_CUT}")) if len(text) > room else _text(line)
-
-
-def _batches(lines: Iterable[str], most_bytes: int) -> Iterator[bytes]:
-    """Yield the lines, together up to a size; a longer one by itself."""
-    batch, chars = list[str](), 0
-    for line in lines:
-        if batch and chars + len(line) > most_bytes // _LONGEST_CHARACTER:
-            yield "".join(batch).encode("utf-8", "backslashreplace")
-            batch, chars = [], 0
-        batch.append(line)
-        chars += len(line)
-    yield "".join(batch).encode("utf-8", "backslashreplace")  # a surrogate becomes an escape that JSON has too
-
-
-def _write_all(file: int, data: bytes) -> int:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-    return len(data)
