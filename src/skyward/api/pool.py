@@ -219,6 +219,7 @@ class ComputePool(CallsByFunction):
                 if self in _open_pools:  # a forked child has an empty list, and nothing to close
                     _open_pools.remove(self)
 
+    @without_frames
     def open(self) -> Self:
         """Open the pool without a ``with`` block, for notebooks and consoles; return it.
 
@@ -228,12 +229,7 @@ class ComputePool(CallsByFunction):
         Raises:
             PoolStateError: it is open already.
         """
-        try:
-            return self.__enter__()
-        except BaseException as error:
-            if is_explained(error):
-                hide_frames(error)
-            raise
+        return self.__enter__()
 
     def close(self) -> None:
         """Terminate the machines and confirm it, as at the end of a ``with`` block. Idempotent."""
@@ -324,7 +320,7 @@ class ComputePool(CallsByFunction):
         outer = current_callbacks()
         for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
-        stack.callback(forward_emitted(self._publish_emitted))
+        stack.callback(forward_emitted(bus.publish_emitted))
         return _Base(pool_id=pool_id, loop=loop, bus=bus, subscribed=outer, folder=folder, observer=telemetry)
 
     def _open(self, base: _Base, stack: ExitStack) -> None:
@@ -522,10 +518,6 @@ class ComputePool(CallsByFunction):
         """See :meth:`skyward.submission.TaskSubmitter.publish`."""
         if self._running is not None:
             self._running.publish(event)
-
-    def _publish_emitted(self, event: SkywardEvent, received_by: tuple[Callback, ...]) -> None:
-        if self._bus is not None:
-            self._bus.publish_emitted(event, received_by)
 
     def snapshot(self) -> PoolSnapshot:
         """Return the present state of the nodes, their workers, the calls and the costs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain, count
 from typing import Final
 
 from skyward.events import Progress, SkywardEvent
@@ -71,8 +72,7 @@ class WorkCounts:
         self._current: dict[WorkCount, None] = {}
         self._streams: dict[tuple[str, bool], WorkCount] = {}
         self._silent: dict[str, int] = {}
-        self._shown: dict[WorkCount, Progress] = {}
-        self._shown_at_s: dict[WorkCount, float] = {}
+        self._shown: dict[WorkCount, tuple[Progress, float]] = {}  # the event, and its time
 
     def begin(self, work: WorkCount) -> None:
         """Add a piece of work."""
@@ -80,10 +80,9 @@ class WorkCounts:
 
     def stream(self, name: str, *, silent: bool) -> WorkCount:
         """Return the unfinished work of calls that were submitted under a name; begin it if there is none."""
-        key = (name, silent)
-        work = self._streams.get(key)
+        work = self._streams.get((name, silent))
         if work is None:
-            work = self._streams[key] = WorkCount(silent=silent)
+            work = self._streams[name, silent] = WorkCount(silent=silent)
         return work
 
     def end(self, work: WorkCount) -> None:
@@ -92,9 +91,8 @@ class WorkCounts:
         key = (work.label, work.silent)
         if self._streams.get(key) is work:
             del self._streams[key]
-        self._shown_at_s.pop(work, None)
         if (shown := self._shown.pop(work, None)) is not None:
-            self._publish(work.progress(shown.label, 0))
+            self._publish(work.progress(shown[0].label, 0))
 
     def look(self, now: float, running: Callable[[], Iterable[WorkCount | None]]) -> None:
         """Publish the progress of work that has taken 0.5 s, where it has changed. Called periodically.
@@ -110,10 +108,10 @@ class WorkCounts:
         # Replaced, never changed: front-ends read it in other threads.
         self._silent = {work.label: counts[work] for work in due if work.silent}
         for work in (work for work in due if not work.silent):
-            before = self._shown.get(work)
+            before, at_s = self._shown.get(work, (None, 0.0))
             event = work.progress(before.label if before else self._free_label(work.label), counts[work])
-            if event != before or now - self._shown_at_s[work] >= _AGAIN_AFTER_S:
-                self._shown[work], self._shown_at_s[work] = event, now
+            if event != before or now - at_s >= _AGAIN_AFTER_S:
+                self._shown[work] = event, now
                 self._publish(event)
 
     def completed(self, event: Progress) -> Progress:
@@ -129,16 +127,12 @@ class WorkCounts:
         """Return the progress of all unfinished work that no front-end publishes."""
         counts = Counter(running)
         return tuple(
-            work.progress(self._shown[work].label if work in self._shown else work.label, counts[work])
+            work.progress(self._shown[work][0].label if work in self._shown else work.label, counts[work])
             for work in self._current
             if not work.silent
         )
 
     def _free_label(self, label: str) -> str:
-        taken = {shown.label for shown in self._shown.values()}
-        number = 2
-        free = label
-        while free in taken:
-            free = f"{label} ({number})"
-            number += 1
-        return free
+        taken = {event.label for event, _ in self._shown.values()}
+        names = chain([label], (f"{label} ({number})" for number in count(2)))
+        return next(name for name in names if name not in taken)
