@@ -111,18 +111,16 @@ async def find_offers(provider: Provider, request: PoolRequest) -> Sequence[Offe
     """
     if request.machine is not None or request.wish != InstanceWish():
         return await provider.offers(request)
-    plain: Sequence[Offer] = ()
-    refusal: SkywardError | None = None
-    try:
-        plain = await provider.offers(request)
-    except SkywardError as error:
-        refusal = error
-    try:
-        return [*plain, *await provider.offers(replace(request, accelerator=any_accelerator()))]
-    except SkywardError:
-        if refusal is not None:
-            raise refusal from None
-        return plain
+    found: list[Offer] = []
+    refusals: list[SkywardError] = []
+    for wish in (request, replace(request, accelerator=any_accelerator())):
+        try:
+            found += await provider.offers(wish)
+        except SkywardError as error:
+            refusals.append(error)
+    if len(refusals) > 1:
+        raise refusals[0]
+    return found
 
 
 def priced(found: Sequence[Offer]) -> InstanceSpec:

@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -112,12 +112,12 @@ def serve_snapshots(folder: Path, loop: LoopThread, take: Take, closing: ExitSta
     """Serve the snapshots that ``take`` returns until ``closing``; without a socket, log that and go on."""
     servers: list[asyncio.Server] = []
 
-    def close() -> None:
-        with suppress(FileNotFoundError):
-            (folder / _NAME).unlink()
-        loop.finish(_close(servers))
+    async def close() -> None:
+        (folder / _NAME).unlink(missing_ok=True)
+        for server in servers:
+            server.close()
 
-    closing.callback(close)  # before there is a server: Ctrl-C may come in the same moment as it
+    closing.callback(lambda: loop.finish(close()))  # before there is a server: Ctrl-C may come in the same moment as it
     try:
         loop.finish(_serve(folder, take, servers))
     except OSError as error:
@@ -144,11 +144,6 @@ async def _serve(folder: Path, take: Take, servers: list[asyncio.Server]) -> Non
     except BaseException:
         listening.close()
         raise
-
-
-async def _close(servers: list[asyncio.Server]) -> None:
-    for server in servers:
-        server.close()
 
 
 def read_snapshot(folder: Path) -> PoolSnapshot:

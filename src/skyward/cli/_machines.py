@@ -52,7 +52,7 @@ def ls(*, everything: bool, providers: Providers) -> Answer:
 
     presence = asyncio.run(look_up(ledger, recorded(), listed=listed))
     entries, now = recorded(), time.time()
-    document = {
+    document: dict[str, Any] = {
         "machines": [_machine(entry) | _details(entry, presence, now) for entry in entries],
         "cost": sum(entry.cost(now) for entry in entries),
         "unknown": [_stranger(machine) for machine in presence.unknown],
@@ -63,7 +63,9 @@ def ls(*, everything: bool, providers: Providers) -> Answer:
     none = "No machines are open" + (
         ", and none ended in the last month." if everything else "; --all lists those that have ended."
     )
-    return Answer(document=document, text=_list_text(entries, presence, now, none), exit_code=FAILED if failed else 0)
+    return Answer(
+        document=document, text=_list_text(entries, document, presence, none), exit_code=FAILED if failed else 0
+    )
 
 
 @click.command()
@@ -120,11 +122,13 @@ def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
     raise click.BadParameter(f"no pool {asked} in this user's ledger. {recent}", param_hint="POOL")
 
 
-def _list_text(entries: Sequence[LedgerEntry], presence: Presence, now: float, none: str) -> Iterator[str | Rows]:
+def _list_text(
+    entries: Sequence[LedgerEntry], document: dict[str, Any], presence: Presence, none: str
+) -> Iterator[str | Rows]:
     if entries:
         columns = ("pool", "node", "provider", "instance", "type", "state", "since", "$/h", "cost", "owner")
-        yield Rows(columns, [_row(entry, presence, now) for entry in entries])
-        yield f"{plural(len(entries), 'machine')}, {money(sum(entry.cost(now) for entry in entries))}"
+        yield Rows(columns, [_row(entry, row) for entry, row in zip(entries, document["machines"], strict=True)])
+        yield f"{plural(len(entries), 'machine')}, {money(document['cost'])}"
     else:
         yield none
     for machine in presence.unknown:
@@ -143,8 +147,8 @@ def _sweep_text(report: SweepReport, document: dict[str, Any]) -> Iterator[str]:
         yield f"{state}{machine.provider} {machine.instance_id} ({machine.key}) {machine.reason}".rstrip()
     for reason in dict.fromkeys(report.unasked):
         yield f"no search for unknown machines: {reason}"
-    for pool, alive in dict.fromkeys((entry.purchase.pool_id, _alive(entry)) for entry in report.spared):
-        yield f"spared   {pool}: its owner {_SPARED[alive]}"
+    for entry in {entry.purchase.pool_id: entry for entry in report.spared}.values():
+        yield f"spared   {entry.purchase.pool_id}: its owner {_SPARED[entry.owner and entry.owner.lives()]}"
     yield _summary(document)
     if any(not machine.ended and not machine.reason for machine in report.unknown):
         yield "Unknown machines may be in another computer's ledger; `skyward sweep --unknown` ends them."
@@ -171,10 +175,6 @@ def _outcome_document(reports: Sequence[SweepReport]) -> dict[str, Any]:
     }
 
 
-def _alive(entry: LedgerEntry) -> bool | None:
-    return None if entry.owner is None else entry.owner.lives()
-
-
 def _name(entry: LedgerEntry, instance_id: str | None = None) -> str:
     bought = entry.purchase
     machine = instance_id or entry.instance_id or "without an id"
@@ -193,16 +193,10 @@ def _machine(entry: LedgerEntry) -> dict[str, Any]:
     }
 
 
-def _state(entry: LedgerEntry, presence: Presence) -> str | None:
-    """Return the provider's state of a machine; None without an answer."""
-    state = InstanceState.GONE if entry.closed_at is not None else presence.states.get(entry.key)
-    return None if state is None else state.value
-
-
 def _details(entry: LedgerEntry, presence: Presence, now: float) -> dict[str, Any]:
-    owner = entry.owner
+    owner, state = entry.owner, InstanceState.GONE if entry.closed_at is not None else presence.states.get(entry.key)
     return {
-        "state": _state(entry, presence),
+        "state": state and state.value,
         "type": entry.purchase.machine,
         "spot": entry.purchase.spot,
         "since": moment(entry.created_at),
@@ -223,28 +217,28 @@ def _stranger(machine: Unknown) -> dict[str, Any]:
     return facts | ({"reason": machine.reason} if machine.reason else {})
 
 
-def _row(entry: LedgerEntry, presence: Presence, now: float) -> tuple[str, ...]:
-    bought, owner = entry.purchase, entry.owner
+def _row(entry: LedgerEntry, machine: dict[str, Any]) -> tuple[str, ...]:
+    owner = machine["owner"]
     if entry.closed_at is not None:
-        state = f"ended {moment(entry.closed_at)}"
+        words = f"ended {moment(entry.closed_at)}"
     elif owner is None:
-        state = "unknown"
+        words = "unknown"
     else:
         dead = "removes it from this list" if entry.gone_at is not None else "ends its machines"
-        place = "in another container" if owner.host == socket.gethostname() else f"on {owner.host}"
+        place = "in another container" if owner["host"] == socket.gethostname() else f"on {owner['host']}"
         says = {True: "alive", False: f"dead: `skyward sweep` {dead}", None: f"{place}, may be alive"}
-        state = f"{owner.pid}, {says[owner.lives()]}"
+        words = f"{owner['pid']}, {says[owner['alive']]}"
     return (
-        bought.pool_id,
-        str(entry.node),
-        f"{bought.provider} {bought.region}".strip(),
-        entry.instance_id or "?",
-        f"{bought.machine}{' (spot)' if bought.spot else ''}",
-        _state(entry, presence) or "?",
-        moment(entry.created_at) or "",
-        money(bought.price_per_hour),
-        money(entry.cost(now)),
-        state,
+        machine["pool"],
+        str(machine["node"]),
+        f"{machine['provider']} {machine['region']}".strip(),
+        machine["instance"] or "?",
+        f"{machine['type']}{' (spot)' if machine['spot'] else ''}",
+        machine["state"] or "?",
+        machine["since"] or "",
+        money(machine["price_per_hour"]),
+        money(machine["cost"]),
+        words,
     )
 
 

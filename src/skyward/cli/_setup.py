@@ -203,18 +203,18 @@ def _check(name: str, make: Callable[[], Provider]) -> Sequence[Finding]:
 
 
 def _host(name: str, make: Callable[[], SSH]) -> Finding:
+    async def survey() -> str:
+        provider = make()
+        try:
+            (offer,) = await provider.offers(parse_request())
+            return str(offer.spec)
+        finally:
+            await provider.close()
+
     try:
-        return _finding(f"host {name}", asyncio.run(_survey(make())))
+        return _finding(f"host {name}", asyncio.run(survey()))
     except (SkywardError, OSError) as error:
         return _finding(f"host {name}", str(error), _host_fix(error, name), fails=True)
-
-
-async def _survey(provider: SSH) -> str:
-    try:
-        (offer,) = await provider.offers(parse_request())
-        return str(offer.spec)
-    finally:
-        await provider.close()
 
 
 def _host_fix(error: Exception, name: str) -> str:
