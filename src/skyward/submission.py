@@ -15,7 +15,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from skyward.errors import ConfigurationError, RemoteTraceback
+from skyward.errors import RemoteTraceback
 from skyward.events import SkywardEvent
 from skyward.tracebacks import from_callers_line
 from skyward.wire.frames import TlsIdentity
@@ -79,6 +79,7 @@ def refuse_operations(cls: C, lacks: Mapping[str, str], error: Callable[[Any, st
     return cls
 
 
+@dataclass(eq=False)
 class ArgumentMemo:
     """Content ids of the large arguments of one submission, or of one joblib call.
 
@@ -86,8 +87,7 @@ class ArgumentMemo:
     array alive. It must not outlive the submission: between two of them the array's contents may change.
     """
 
-    def __init__(self) -> None:
-        self.ids: dict[tuple[int, int], str] = {}
+    ids: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
 
     @cached_property
     def blobs(self) -> WeakValueDictionary[str, Any]:
@@ -136,10 +136,6 @@ class Invocation:
     work: str = ""
     tasks: int = 1
     limits: CallLimits | None = None
-
-    def __post_init__(self) -> None:
-        if not callable(self.fn):
-            raise ConfigurationError(f"fn must be callable, got {type(self.fn).__name__}")
 
 
 class CallFuture(Future[R]):

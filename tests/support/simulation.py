@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from skyward._concurrency.waiting import SystemClock
-from skyward.wire.connection import Connection
+from skyward.wire.link import Connection
 
 __all__ = ["SimulatedClock", "SimulatedConnection", "SimulatedLoop", "StuckError", "simulate"]
 

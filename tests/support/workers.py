@@ -14,8 +14,8 @@ from skyward.errors import UnreachableError
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources
 from skyward.node.worker.lane_server import LaneServer
 from skyward.shipping.pickling import pack_error, pack_result
-from skyward.wire.connection import Connection
 from skyward.wire.limits import HANDSHAKE_S
+from skyward.wire.link import Connection
 from skyward.wire.messages import CallResult, Outcome
 from support.simulation import SimulatedConnection
 

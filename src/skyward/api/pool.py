@@ -383,7 +383,7 @@ class ComputePool(CallsByFunction):
         if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise not_a_call(pending)
         call = pending.invocation()
-        ended = self._ready.run_everywhere(call)
+        ended = self._ready.run([call], everywhere=True)
         return _results(ended, (pending,) * len(ended), return_exceptions=False)
 
     def executor(self) -> PoolExecutor:

@@ -30,7 +30,6 @@ from skyward.display.words import (
 from skyward.errors import ConfigurationError
 from skyward.events.bus import EventBus
 from skyward.events.lines import is_handled
-from skyward.events.works import CALL_CANCELLED
 from skyward.wire.terminal import harmless
 
 __all__ = ["Display", "DisplayKind", "PoolTag", "parse_display"]
@@ -155,7 +154,7 @@ class Display:
                 self._advance(event)
             case ev.PoolStarted():
                 self._step(event, open_words(event, self._pool_id))
-            case ev.WorkerRestarting() if event.reason == CALL_CANCELLED:
+            case ev.WorkerRestarting() if event.reason == ev.CALL_CANCELLED:
                 self._show_cancellation()
             case ev.WorkerReplaced():
                 self._show_replacement(event)
@@ -216,7 +215,7 @@ class Display:
     def _show_replacement(self, event: ev.WorkerReplaced) -> None:
         """Show an intentional restart as one line, after its end; in contrast to a loss, it is no warning."""
         if reason := self._restarting.pop((event.instance_id, event.worker), ""):
-            if reason != CALL_CANCELLED:
+            if reason != ev.CALL_CANCELLED:
                 self._say(event, f"worker {event.worker} restarted: {reason}", Tone.STEP)
         else:
             self._say(event, f"worker {event.worker} replaced", Tone.WARNING)

@@ -1,4 +1,4 @@
-"""Calls of a pool: their records, gangs and partial results, and the receivers of their outcomes."""
+"""Calls of a pool: their records, gangs, partial results and counts, and the receivers of their outcomes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import itertools
 import mmap
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pickle import UnpicklingError
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from skyward._concurrency.linux_parts import use_large_pages
 from skyward.engine.dispatch import CallState, WorkerId
 from skyward.errors import PoolStateError
-from skyward.events import Callback, Error, LogLine, SkywardEvent
+from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.lines import record_line
-from skyward.events.works import WorkCount, WorkCounts
 from skyward.shipping.blobs import Stored
 from skyward.shipping.parcels import Parcel
 from skyward.shipping.pickling import add_note, unpack, unpack_error
@@ -36,21 +36,9 @@ from skyward.wire.messages import (
     ResultChunk,
 )
 
-__all__ = [
-    "CallBatch",
-    "CallGang",
-    "CallNumbers",
-    "CallObserver",
-    "CallTable",
-    "CallTrace",
-    "Incoming",
-    "LiveCall",
-    "OutcomeSink",
-    "RawOutcome",
-    "RemoteFuture",
-    "call_name",
-    "short_label",
-]
+_FAILURE_CHARACTERS: Final = 200
+_SHOWN_AFTER_S: Final = 0.5  # only work that lasts longer publishes progress
+_AGAIN_AFTER_S: Final = 1.0  # unchanged progress is published again, so that displays show its age
 
 
 @dataclass(slots=True, eq=False)
@@ -126,17 +114,13 @@ def short_label(label: str) -> str:
 
 
 class OutcomeSink(Protocol):
-    """Receiver of outcomes, each exactly once. Called on the event loop only; must not block.
+    """Receiver of outcomes, each exactly once, on the event loop; must not block.
 
     Attributes:
         work: the piece of work that its calls count for; None counts them with others of their label.
     """
 
     work: WorkCount | None
-
-    def begin(self) -> bool:
-        """Mark a call as started; return False if it was cancelled and must not be sent."""
-        ...
 
     def deliver(self, index: int, raw: RawOutcome) -> None:
         """Store the outcome of call number ``index``."""
@@ -157,9 +141,7 @@ class CallBatch:
         self.work: WorkCount | None = WorkCount()
         self.calls: Sequence[Any] = ()
         self.failed: int | None = None
-        self.remaining = calls
-        self._outcomes: list[RawOutcome | None] = [None] * calls
-        self._over = not calls
+        self.expect(calls)
         self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much to set and wait for
 
     def __len__(self) -> int:
@@ -168,11 +150,7 @@ class CallBatch:
     def expect(self, calls: int) -> None:
         """Set the number of calls, before the first is queued."""
         self.remaining, self._over = calls, not calls
-        self._outcomes = [None] * calls
-
-    def begin(self) -> bool:
-        """See :class:`OutcomeSink`."""
-        return True
+        self._outcomes: list[RawOutcome | None] = [None] * calls
 
     def deliver(self, index: int, raw: RawOutcome) -> None:
         """See :class:`OutcomeSink`."""
@@ -219,7 +197,7 @@ class RemoteFuture(CallFuture[Any]):
 
     work: WorkCount | None = None
 
-    def __init__(self, *, drop: Callable[[Any], None], run_callback: Callable[..., None]) -> None:
+    def __init__(self, drop: Callable[[Any], None], run_callback: Callable[..., None]) -> None:
         super().__init__()
         self.call: Any = None
         self._named: tuple[str, int] | None = None
@@ -240,7 +218,7 @@ class RemoteFuture(CallFuture[Any]):
         return call_name(*self._named) if self._named else ""
 
     def begin(self) -> bool:
-        """See :class:`OutcomeSink`."""
+        """Mark the call as started; return False if it was cancelled and must not be sent."""
         if self._begun is None:
             self._begun = self.set_running_or_notify_cancel()
         return self._begun
@@ -302,9 +280,6 @@ class RemoteFuture(CallFuture[Any]):
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Add a callback that never runs on the event loop; see :meth:`concurrent.futures.Future.add_done_callback`."""
         super().add_done_callback(lambda future: self._run_callback(fn, future))
-
-
-_FAILURE_CHARACTERS = 200
 
 
 class CallTrace(Protocol):
@@ -511,15 +486,44 @@ class CallNumbers(dict[str, "itertools.count[int]"]):
         return self.setdefault(label, itertools.count() if short == label else self[short])
 
 
+@dataclass(slots=True, eq=False)
+class WorkCount:
+    """Counts of one piece of work: a batch, or the submitted calls of a function until none of them is left.
+
+    Attributes:
+        label: label of its calls; ``"calls"`` if they have several.
+        left: number of unfinished calls.
+        total: number of all its calls.
+        silent: True if a front-end publishes the progress itself, in its own units.
+        began_s: time of its first call.
+        failed: number of its calls that have failed.
+        cancelled: number of its calls that were cancelled or dropped.
+    """
+
+    label: str = ""
+    left: int = 0
+    total: int = 0
+    silent: bool = False
+    began_s: float = 0.0
+    failed: int = 0
+    cancelled: int = 0
+
+    def progress(self, label: str, running: int) -> Progress:
+        """Return the progress, with ``running`` calls on workers."""
+        done = self.total - self.left - self.failed - self.cancelled
+        return Progress(label, done, self.total, self.failed, min(running, self.left), self.cancelled)
+
+
 class CallTable:
-    """Unfinished calls by id; completes each exactly once. Belongs to the event loop.
+    """Unfinished calls by id, and the pieces of work that they belong to. Belongs to the event loop.
+
+    Completes each call exactly once, and publishes the :class:`~skyward.events.Progress` of work.
 
     Args:
         publish: receiver of progress events; must not block.
 
     Attributes:
         unfinished: the calls by id.
-        works: the pieces of work that the calls belong to.
         ended: number of calls that have ended so far, failed and cancelled ones included.
         failed: number of calls that have failed.
         cancelled: number of calls that were cancelled or dropped, or were unfinished when the pool closed.
@@ -527,12 +531,17 @@ class CallTable:
     """
 
     def __init__(self, publish: Callable[[SkywardEvent], None]) -> None:
-        self.works = WorkCounts(publish)
         self.ended = 0
         self.failed = 0
         self.cancelled = 0
         self.last_failure = ""
         self.unfinished: dict[int, LiveCall] = {}
+        self._publish = publish
+        self._current: dict[WorkCount, None] = {}
+        # The work of calls that were submitted one by one, by their name and whether a front-end publishes it.
+        self._streams: dict[tuple[str, bool], WorkCount] = {}
+        self._silent: dict[str, int] = {}
+        self._shown: dict[WorkCount, tuple[Progress, float]] = {}  # the event, and its time
 
     def __iter__(self) -> Iterator[LiveCall]:
         return iter(list(self.unfinished.values()))  # a copy, as completing a call removes it
@@ -542,17 +551,21 @@ class CallTable:
         for call in calls:
             self.unfinished[call.id] = call
             parcel, work = call.parcel, call.work
+            label = parcel.work or parcel.label
             if work is None:
-                name = parcel.work or parcel.label
-                work = call.work = self.works.stream(name, silent=bool(parcel.work))
-            label, tasks = parcel.work or parcel.label, parcel.tasks
-            if work.left and label == work.label:  # here, as it is paid for every call
-                work.total += tasks
-                work.left += tasks
-                continue
+                key = label, bool(parcel.work)
+                work = self._streams.get(key)
+                if work is None:
+                    work = self._streams[key] = WorkCount(silent=bool(parcel.work))
+                call.work = work
             if not work.left:
-                self.works.begin(work)
-            work.add(label, tasks, now)
+                self._current[work] = None
+            if not work.total:
+                work.label, work.began_s = label, now
+            elif label != work.label:
+                work.label = "calls"
+            work.total += parcel.tasks
+            work.left += parcel.tasks
 
     def complete(self, call: LiveCall, raw: RawOutcome) -> None:
         """Remove a call and deliver its outcome; does nothing for a call that is over already."""
@@ -566,7 +579,7 @@ class CallTable:
             elif (work := call.work) is not None:  # here, as it is paid for every call
                 work.left -= call.parcel.tasks
                 if not work.left:
-                    self.works.end(work)
+                    self._end_work(work)
             if call.incoming is not None:
                 raw.shown = call.incoming.shown
             if call.trace is not None:
@@ -580,9 +593,20 @@ class CallTable:
         if not cancelled:
             self.last_failure = f"{call.name}: {_in_a_line(error)}"
         if (work := call.work) is not None:
-            work.end(call.parcel.tasks, failed=not cancelled, cancelled=cancelled)
+            work.left -= call.parcel.tasks
+            work.failed += 0 if cancelled else call.parcel.tasks
+            work.cancelled += call.parcel.tasks if cancelled else 0
             if not work.left:
-                self.works.end(work)
+                self._end_work(work)
+
+    def _end_work(self, work: WorkCount) -> None:
+        """Remove a piece of work that has no calls left; publish its end if it was shown."""
+        self._current.pop(work, None)
+        key = work.label, work.silent
+        if self._streams.get(key) is work:
+            del self._streams[key]
+        if (shown := self._shown.pop(work, None)) is not None:
+            self._publish(work.progress(shown[0].label, 0))
 
     def leave(self, worker_id: WorkerId) -> None:
         """Drop the blobs held and the parts received for the calls of a worker that is gone."""
@@ -590,6 +614,49 @@ class CallTable:
             if call.worker == worker_id:
                 call.let_go()
                 call.incoming = None  # half a result: the next run sends all of its own
+
+    def publish_progress(self, now: float, running: Callable[[], Iterable[WorkCount | None]]) -> None:
+        """Publish the progress of work that has taken 0.5 s, where it has changed. Called periodically.
+
+        Args:
+            now: the present time, by the clock of the calls.
+            running: returns the work of each running call.
+        """
+        due = [work for work in self._current if now - work.began_s >= _SHOWN_AFTER_S]
+        if not due:
+            return
+        counts = Counter(running())
+        # Replaced, never changed: front-ends read it in other threads.
+        self._silent = {work.label: counts[work] for work in due if work.silent}
+        for work in (work for work in due if not work.silent):
+            before, at_s = self._shown.get(work, (None, 0.0))
+            event = work.progress(before.label if before else self._free_label(work.label), counts[work])
+            if event != before or now - at_s >= _AGAIN_AFTER_S:
+                self._shown[work] = event, now
+                self._publish(event)
+
+    def completed(self, event: Progress) -> Progress:
+        """Return a front-end's event with the calls of its work that ran at the last look. Thread-safe.
+
+        Events of Dask's tasks state themselves what runs.
+        """
+        left = None if event.total is None else event.total - event.ended
+        running = self._silent.get(event.label, event.running)
+        return replace(event, running=running if left is None else min(running, left))
+
+    def progress(self, running: Iterable[WorkCount | None]) -> tuple[Progress, ...]:
+        """Return the progress of all unfinished work that no front-end publishes."""
+        counts = Counter(running)
+        return tuple(
+            work.progress(self._shown[work][0].label if work in self._shown else work.label, counts[work])
+            for work in self._current
+            if not work.silent
+        )
+
+    def _free_label(self, label: str) -> str:
+        taken = {event.label for event, _ in self._shown.values()}
+        names = itertools.chain([label], (f"{label} ({number})" for number in itertools.count(2)))
+        return next(name for name in names if name not in taken)
 
 
 def _in_a_line(error: PackedError | Exception) -> str:

@@ -6,8 +6,6 @@ import datetime as dt
 
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["issue"]
-
 _NAME = "skyward-pool"
 # Tolerated difference between the clocks of a node and this machine, in either direction.
 _CLOCK_SKEW = dt.timedelta(days=1)

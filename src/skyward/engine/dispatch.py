@@ -14,8 +14,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Action", "CallState", "Cancel", "Dispatch", "GiveUp", "Revoke", "Send", "WorkerId", "WorkerLoad"]
-
 # Work in flight per worker: enough that it need not wait for the next message, a round trip of 0.4 ms (decision 007).
 # Not more, because all of it may have begun when a whole node is lost, and uses up retries then (decision 014).
 _TARGET_S = 0.02
@@ -182,11 +180,12 @@ class Dispatch:
 
     def foreign(self, worker_id: WorkerId, call_ids: Sequence[int]) -> int | None:
         """Return the first of these calls that is unfinished and not with this worker; None if there is none."""
-        if not call_ids:
-            return None
         worker = self._workers.get(worker_id)
         held = worker.in_flight if worker is not None else {}
-        return next((call_id for call_id in call_ids if call_id not in held and call_id in self._calls), None)
+        for call_id in call_ids:
+            if call_id not in held and call_id in self._calls:
+                return call_id
+        return None
 
     def submit(self, calls: Iterable[CallState], now: float) -> list[Action]:
         """Queue new calls, and assign as many as possible."""
@@ -195,6 +194,8 @@ class Dispatch:
             self._calls[call.id] = call
             if call.pinned in self._gone:
                 stranded.append(self._give_up(call, call.pinned, self._gone[call.pinned]))
+            elif call.pinned is None:  # here, as it is paid for every call
+                self._queue.append(call)
             else:
                 self._enqueue(call)
         return stranded + self._assign(now)
@@ -312,9 +313,19 @@ class Dispatch:
         """Remove calls that ended on their workers, with the seconds that each took; failed ones included."""
         for call_id, seconds in ended:
             call = self._calls.pop(call_id, None)
-            if call is not None:
-                self._learn(call.kind, seconds)
-                self._release(call, now)
+            if call is None:
+                continue
+            # At once to a longer one, slowly to a shorter one: too long an expectation costs some batching, too short a
+            # one queues calls behind a long one.
+            known = self._expected_s.get(call.kind)
+            self._expected_s[call.kind] = seconds if known is None or seconds > known else 0.8 * known + 0.2 * seconds
+            self._expected_s.move_to_end(call.kind)
+            if len(self._expected_s) > _KNOWN_KINDS:
+                self._expected_s.popitem(last=False)
+            worker = self._workers.get(call.worker) if call.worker is not None else None
+            if worker is not None:
+                worker.busy_since, worker.overdue = now, False  # the next call on it begins now
+            self._take_back(call)
         return self._assign(now)
 
     def given_back(self, call_ids: Iterable[int], now: float) -> list[Action]:
@@ -408,7 +419,12 @@ class Dispatch:
             if call.cancelled:
                 queue.popleft()
                 continue
-            call.expected_s = math.inf if _needs_worker_alone(call) else self._expected_s.get(call.kind, math.inf)
+            # An interrupted call goes alone: one that kills its worker takes no neighbours with it then, and one that
+            # had begun does not wait behind one that may take hours. So does a call of a gang, so that of two gangs all
+            # workers run the same one first: otherwise late blobs could have one worker begin with the second gang, and
+            # both would wait for ever.
+            alone = call.interrupted or call.together
+            call.expected_s = math.inf if alone else self._expected_s.get(call.kind, math.inf)
             if not worker.accepts(call.expected_s):
                 break  # in order: shorter calls that overtook a long one could keep it waiting for ever
             queue.popleft()
@@ -434,13 +450,6 @@ class Dispatch:
         if worker.own_queue and worker.up:
             self._pinned[worker.id] = worker
 
-    def _release(self, call: CallState, now: float) -> None:
-        """Free the place of a call that is over; the next one on its worker begins now."""
-        worker = self._workers.get(call.worker) if call.worker is not None else None
-        if worker is not None:
-            worker.busy_since, worker.overdue = now, False
-        self._take_back(call)
-
     def _take_back(self, call: CallState) -> None:
         worker = self._workers.get(call.worker) if call.worker is not None else None
         call.worker, call.position = None, 0
@@ -450,23 +459,6 @@ class Dispatch:
         worker.load_s = worker.load_s - call.expected_s if worker.in_flight and call.expected_s < math.inf else 0.0
         self._sort(worker)
 
-    def _learn(self, kind: str, seconds: float) -> None:
-        """Update the expected duration of a kind: at once to a longer one, slowly to a shorter one."""
-        # Too long an expectation costs some batching; too short a one queues calls behind a long one.
-        known = self._expected_s.get(kind)
-        self._expected_s[kind] = seconds if known is None or seconds > known else 0.8 * known + 0.2 * seconds
-        self._expected_s.move_to_end(kind)
-        if len(self._expected_s) > _KNOWN_KINDS:
-            self._expected_s.popitem(last=False)
-
     def _give_up(self, call: CallState, worker_id: WorkerId, reason: str, *, overran: bool = False) -> GiveUp:
         del self._calls[call.id]
         return GiveUp(call, worker_id, reason, overran)
-
-
-def _needs_worker_alone(call: CallState) -> bool:
-    """Return True for an interrupted call, and for a call of a gang."""
-    # A call that kills its worker takes no neighbours with it then, and a call that had begun does not wait behind one
-    # that may take hours. And of two gangs all workers run the same one first: otherwise late blobs could have one
-    # worker begin with the second gang, and both would wait for ever.
-    return call.interrupted or call.together

@@ -19,8 +19,6 @@ from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.submission import FleetStatus, NodeStatus
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["Elastic"]
-
 _FIRST_ANSWER_S = 120.0
 _STATES = {
     NodeState.LAUNCHING: "launching",

@@ -57,8 +57,6 @@ from skyward.wire.control import (
 )
 from skyward.wire.frames import client_context
 
-__all__ = ["RunningPool", "Spending"]
-
 _REPORT_S = 30.0
 # The rate changes with the machines: a projection of the costs is valid no longer than this.
 _LOOK_S = 5.0
@@ -221,18 +219,26 @@ class RunningPool:
         (parcel,) = wrap([call], ArgumentMemo(), self._functions)
         return self._open_scheduler.broadcast(parcel)
 
-    def run(self, calls: Sequence[Invocation], *, all_of_them: bool = False) -> CallBatch:
+    def run(self, calls: Sequence[Invocation], *, all_of_them: bool = False, everywhere: bool = False) -> CallBatch:
         """As :meth:`submit`, and wait: the first failure drops the other calls, except with ``all_of_them``.
 
-        Ctrl-C ends running calls: their workers are replaced, and the pool stays usable.
+        With ``everywhere``, the one call runs on every worker. Ctrl-C ends running calls: their workers are replaced,
+        and the pool stays usable.
         """
-        scheduler, parcels = self._open_scheduler, wrap(calls, ArgumentMemo(), self._functions)
-        return self._wait(partial(scheduler.submit_batch, parcels), all_of_them=all_of_them)
-
-    def run_everywhere(self, call: Invocation) -> CallBatch:
-        """As :meth:`broadcast`, and wait as :meth:`run` does."""
-        scheduler, (parcel,) = self._open_scheduler, wrap([call], ArgumentMemo(), self._functions)
-        return self._wait(partial(scheduler.broadcast_batch, parcel), all_of_them=False)
+        scheduler, parcels, batch = self._open_scheduler, wrap(calls, ArgumentMemo(), self._functions), CallBatch()
+        try:
+            # Ctrl-C may come once the first call has begun, before this returns.
+            scheduler.broadcast(parcels[0], batch) if everywhere else scheduler.submit(parcels, batch)
+            while not batch.wait(_LOOK_S) or (all_of_them and batch.remaining):
+                if all_of_them:
+                    batch.rearm()
+            if batch.remaining:
+                scheduler.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
+        except BaseException:
+            with uninterrupted():
+                scheduler.cancel(batch.calls)
+            raise
+        return batch
 
     def cancel(self, calls: Sequence[Any], *, kill: bool = True) -> None:
         """See :meth:`skyward.engine.scheduler.Scheduler.cancel`."""
@@ -275,21 +281,6 @@ class RunningPool:
     def forward(self, address: str) -> str:
         """See :meth:`skyward.engine.elastic.Elastic.forward`."""
         return self._loop.call(self.elastic.forward(address))
-
-    def _wait(self, queue: Callable[[CallBatch], None], *, all_of_them: bool) -> CallBatch:
-        batch = CallBatch()
-        try:
-            queue(batch)  # Ctrl-C may come once the first call has begun, before this returns
-            while not batch.wait(_LOOK_S) or (all_of_them and batch.remaining):
-                if all_of_them:
-                    batch.rearm()
-            if batch.remaining:
-                self.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
-        except BaseException:
-            with uninterrupted():
-                self.cancel(batch.calls)
-            raise
-        return batch
 
     def publish(self, event: SkywardEvent) -> None:
         """Publish an event of a front-end; add to its progress the number of calls that run."""

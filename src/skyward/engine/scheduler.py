@@ -31,9 +31,9 @@ from skyward.engine.calls import (
     CallTable,
     Incoming,
     LiveCall,
-    OutcomeSink,
     RawOutcome,
     RemoteFuture,
+    WorkCount,
 )
 from skyward.engine.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.engine.worker_link import (
@@ -46,11 +46,19 @@ from skyward.engine.worker_link import (
     with_call,
 )
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
-from skyward.events import Callback, Error, LogLine, Progress, WorkerLost, WorkerReplaced, current_callbacks
+from skyward.events import (
+    CALL_CANCELLED,
+    Callback,
+    Error,
+    LogLine,
+    Progress,
+    WorkerLost,
+    WorkerReplaced,
+    current_callbacks,
+)
 from skyward.events.bus import Courier, EventBus
 from skyward.events.lines import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
-from skyward.events.works import CALL_CANCELLED, WorkCount
 from skyward.provision.fleet.topology import separation
 from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
 from skyward.shipping.blobs import Exchange
@@ -79,8 +87,6 @@ from skyward.wire.messages import (
     answered_calls,
     to_client,
 )
-
-__all__ = ["Scheduler"]
 
 log = logging.getLogger("skyward.engine")
 
@@ -175,33 +181,22 @@ class Scheduler:
 
     # --- submission, from any thread ----------------------------------------------------------------------------------
 
-    def submit(self, parcels: Sequence[Parcel]) -> list[RemoteFuture]:
-        """Queue calls, each for any worker."""
-        self._refuse_lone_ranks(parcels)
-        return self._enter_with_futures([self._with_future(parcel) for parcel in parcels])
+    def submit(self, parcels: Sequence[Parcel], batch: CallBatch | None = None) -> list[RemoteFuture]:
+        """Queue calls, each for any worker; with a ``batch``, for a caller that waits for all of them."""
+        if len(self.places) > 1:
+            for parcel in parcels:
+                if parcel.gang:
+                    raise ConfigurationError(
+                        f"{parcel.label} is decorated with skyward.distributed: all {len(self.places)} workers of the "
+                        f"pool run it together; use @, as in {parcel.label}(...) @ pool"
+                    )
+        return self._queue(parcels, batch)
 
-    def submit_batch(self, parcels: Sequence[Parcel], batch: CallBatch) -> None:
-        """Queue calls, each for any worker, for a caller that waits for all of them."""
-        self._refuse_lone_ranks(parcels)
-        callbacks = self._callbacks_in_force()
-        batch.expect(len(parcels))
-        batch.calls = calls = [self._call(parcel, batch, callbacks, index=i) for i, parcel in enumerate(parcels)]
-        self._queue(calls)
-
-    def broadcast(self, parcel: Parcel) -> list[RemoteFuture]:
-        """Queue one call on every worker, ordered by (node, worker)."""
-        with self._placing:
-            ranks = self._ranks(parcel)
-            return self._enter_with_futures(_bound([self._with_future(parcel, *rank) for rank in ranks]))
-
-    def broadcast_batch(self, parcel: Parcel, batch: CallBatch) -> None:
-        """Queue one call on every worker, for a caller that waits for all of them."""
+    def broadcast(self, parcel: Parcel, batch: CallBatch | None = None) -> list[RemoteFuture]:
+        """Queue one call on every worker, ordered by (node, worker); ``batch`` is as for :meth:`submit`."""
         with self._placing:  # a leaving node must not look idle before it has these calls
-            ranks, callbacks = self._ranks(parcel), self._callbacks_in_force()
-            batch.expect(len(ranks))
-            calls = [self._call(parcel, batch, callbacks, *rank, index=i) for i, rank in enumerate(ranks)]
-            batch.calls = calls
-            self._queue(_bound(calls))
+            ranks = self._ranks(parcel)
+            return self._queue([parcel] * len(ranks), batch, ranks)
 
     def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
         """See :meth:`end_calls`; calls that have not come in yet are cancelled too."""
@@ -212,52 +207,54 @@ class Scheduler:
         if not self._callbacks.close(_CALLBACKS_TIMEOUT_S):
             log.warning("a done-callback is still busy %g s after its pool was closed", _CALLBACKS_TIMEOUT_S)
 
-    def _with_future(
-        self, parcel: Parcel, worker: WorkerId | None = None, header: CallHeader | None = None
-    ) -> LiveCall:
-        future = RemoteFuture(drop=self._drop, run_callback=self._run_callback)
-        future.call = call = self._call(parcel, future, self._callbacks_in_force(), worker, header)
-        return call
-
-    def _call(
-        self,
-        parcel: Parcel,
-        sink: OutcomeSink,
-        callbacks: tuple[Callback, ...],
-        worker: WorkerId | None = None,
-        header: CallHeader | None = None,
-        *,
-        index: int = 0,
-    ) -> LiveCall:
-        call = LiveCall(
-            id=next(self._ids),
-            kind=parcel.function.id,
-            retries=parcel.retries,
-            pinned=worker,
-            together=parcel.gang,
-            parcel=parcel,
-            sink=sink,
-            index=index,
-            number=next(self._numbers[parcel.label]),
-            header=header if parcel.limits is None else _limited(header, parcel.limits),
-            callbacks=callbacks,
-            work=sink.work,
-        )
-        if self._observer is not None:
-            self._observer.begin(call)
-        return call
-
-    def _callbacks_in_force(self) -> tuple[Callback, ...]:
+    def _queue(
+        self, parcels: Sequence[Parcel], batch: CallBatch | None, ranks: Sequence[tuple[WorkerId, CallHeader]] = ()
+    ) -> list[RemoteFuture]:
+        """Queue calls, those of a broadcast with their ``ranks``; return their futures, none with a batch."""
         callbacks = current_callbacks()
-        return tuple(c for c in callbacks if c not in self._subscribed) if callbacks else ()
-
-    def _refuse_lone_ranks(self, parcels: Sequence[Parcel]) -> None:
-        for parcel in parcels:
-            if parcel.gang and len(self.places) > 1:
-                raise ConfigurationError(
-                    f"{parcel.label} is decorated with skyward.distributed: all {len(self.places)} workers of the pool "
-                    f"run it together; use @, as in {parcel.label}(...) @ pool"
-                )
+        if callbacks:
+            callbacks = tuple(callback for callback in callbacks if callback not in self._subscribed)
+        if batch is not None:
+            batch.expect(len(parcels))
+        calls: list[LiveCall] = []
+        futures: list[RemoteFuture] = []
+        for index, parcel in enumerate(parcels):
+            sink = RemoteFuture(self._drop, self._run_callback) if batch is None else batch
+            pinned, header = ranks[index] if ranks else (None, None)
+            call = LiveCall(
+                id=next(self._ids),
+                kind=parcel.function.id,
+                retries=parcel.retries,
+                pinned=pinned,
+                together=parcel.gang,
+                parcel=parcel,
+                sink=sink,
+                index=index,
+                number=next(self._numbers[parcel.label]),
+                header=header if parcel.limits is None else _limited(header, parcel.limits),
+                callbacks=callbacks,
+                work=sink.work,
+            )
+            if isinstance(sink, RemoteFuture):
+                sink.call = call
+                futures.append(sink)
+            if self._observer is not None:
+                self._observer.begin(call)
+            calls.append(call)
+        if ranks and parcels[0].gang:
+            CallGang(calls)
+        if batch is not None:
+            batch.calls = calls
+        with self._entrance:
+            if self._closed:
+                reason = self._closed_for or "open it with `with ComputePool(...) as pool:`"
+                raise PoolStateError(f"the pool is closed; {reason}")
+            self._waiting.extend(calls)
+            # One wake-up for all calls queued before the loop runs: each costs about 25 µs (decision 007).
+            if not self._due:
+                self._loop.call_soon_threadsafe(self._take_in)
+                self._due = True  # afterwards: Ctrl-C in between would leave all later calls waiting for it
+        return futures
 
     def _ranks(self, parcel: Parcel) -> list[tuple[WorkerId, CallHeader]]:
         """Return every worker, with the header of its call of a broadcast."""
@@ -284,21 +281,6 @@ class Scheduler:
         link = self.links.get(self.places[0]) if self.places else None
         return next(link.node.call_ports) if link is not None else random.randrange(*_UNASSIGNED_PORTS)
 
-    def _queue(self, calls: Sequence[LiveCall]) -> None:
-        with self._entrance:
-            if self._closed:
-                reason = self._closed_for or "open it with `with ComputePool(...) as pool:`"
-                raise PoolStateError(f"the pool is closed; {reason}")
-            self._waiting.extend(calls)
-            # One wake-up for all calls queued before the loop runs: each costs about 25 µs (decision 007).
-            if not self._due:
-                self._loop.call_soon_threadsafe(self._take_in)
-                self._due = True  # afterwards: Ctrl-C in between would leave all later calls waiting for it
-
-    def _enter_with_futures(self, calls: list[LiveCall]) -> list[RemoteFuture]:
-        self._queue(calls)
-        return [cast("RemoteFuture", call.sink) for call in calls]
-
     def _drop(self, call: LiveCall) -> None:
         self._on_loop(partial(self._drop_waiting, call))
 
@@ -317,15 +299,11 @@ class Scheduler:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def _take_in(self) -> None:
-        """Take the queued calls over."""
+        """Submit the queued calls to dispatch; without a worker, or once closed, they fail at once."""
         with self._entrance:
             self._due = False
             calls = list(self._waiting)
             self._waiting.clear()
-        self.enter(calls)
-
-    def enter(self, calls: Sequence[LiveCall]) -> None:
-        """Submit new calls; without a worker, or once closed, they fail at once."""
         if self._closed or not self.places:
             why = "the pool was closed before the call was done" if self._closed else "every node of the pool is gone"
             for call in calls:
@@ -352,7 +330,7 @@ class Scheduler:
     def _tick(self) -> None:
         self._ticking = self._loop.call_later(_REBALANCE_S, self._tick) if self.calls.unfinished else None
         now = self._loop.time()
-        self.calls.works.look(now, self._running_works)
+        self.calls.publish_progress(now, self._running_works)
         self._perform(self._dispatch.rebalance(now))
 
     def end_calls(self, calls: Iterable[LiveCall], *, kill: bool, error: Exception | None = None) -> None:
@@ -440,31 +418,29 @@ class Scheduler:
         self._performing = True
         try:
             while self._actions:
-                self._perform_one(self._actions.popleft())
+                action = self._actions.popleft()
+                link = self.links.get(action.worker)
+                match action:
+                    case GiveUp():
+                        if (call := self.calls.unfinished.get(action.call.id)) is not None:
+                            self._complete(call, RawOutcome(error=given_up(call, action, link)))
+                    case _ if link is None:
+                        pass  # the worker has gone since the action was decided, and dispatch has moved its calls
+                    case Send():
+                        self._send(link, cast("Sequence[LiveCall]", action.calls))
+                    case Revoke() | Cancel():
+                        self._take_back(link, action)
+                    case _:
+                        assert_never(action)
         finally:
             self._performing = False
-
-    def _perform_one(self, action: Action) -> None:
-        link = self.links.get(action.worker)
-        match action:
-            case GiveUp():
-                if (call := self.calls.unfinished.get(action.call.id)) is not None:
-                    self._complete(call, RawOutcome(error=given_up(call, action, link)))
-            case _ if link is None:
-                pass  # the worker has gone since the action was decided, and dispatch has moved its calls
-            case Send():
-                self._send(link, cast("Sequence[LiveCall]", action.calls))
-            case Revoke() | Cancel():
-                self._take_back(link, action)
-            case _:
-                assert_never(action)
 
     def _send(self, link: WorkerLink, calls: Sequence[LiveCall]) -> None:
         ready: list[LiveCall] = []
         for call in calls:
             if call.worker != link.id:
                 continue  # taken away by an action that an earlier call of this batch led to
-            if not call.sink.begin():
+            if isinstance(call.sink, RemoteFuture) and not call.sink.begin():
                 link.unsent.add(call.id)  # so that the cancellation is settled here, without a message
                 self._drop_waiting(call)
                 continue
@@ -503,8 +479,7 @@ class Scheduler:
         if unsent:  # still on this side, waiting for blobs: the worker has never seen them
             self._give_back(list(unsent))
         if sent:
-            link.push(CancelCalls(sent) if isinstance(action, Cancel) else RevokeCalls(sent))
-            link.flush()
+            link.send_item(CancelCalls(sent) if isinstance(action, Cancel) else RevokeCalls(sent))
         if sent and isinstance(action, Cancel):
             link.end_for(CALL_CANCELLED, sent)
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, link, sent, link.incarnation)
@@ -769,7 +744,7 @@ class Scheduler:
 
     def lane_items(self, link: WorkerLink, items: Sequence[Item]) -> None:
         """See :class:`~skyward.engine.worker_link.LinkOwner`."""
-        if not self._is_current(link):
+        if self.links.get(link.id) is not link:
             return  # its node is gone, and its calls run elsewhere
         if not link.alive:  # its calls run elsewhere by now; only printed lines are still of use
             items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT, Kind.RECORD)]
@@ -782,13 +757,7 @@ class Scheduler:
                     # Answers count only from the worker that has the call: it runs user code, and may send anything.
                     if (foreign := self._dispatch.foreign(link.id, answered_calls(item))) is not None:
                         break
-                    match to_client(item):
-                        case SmallResults() as results:
-                            finished += self._succeed(link, results)
-                        case CallResult() as result:
-                            finished.append(self._end_call(link, result))
-                        case other:
-                            self._handle_item(link, other)
+                    self._handle_item(link, to_client(item), finished)
                 except Exception as error:  # items behind this one belong to other calls, which must not wait for ever
                     log.exception("an item of kind %s from worker %s could not be handled", item[0], link.id)
                     finished += self._spoil(item, error)
@@ -809,22 +778,31 @@ class Scheduler:
     def _is_current(self, link: WorkerLink) -> bool:
         return self.links.get(link.id) is link
 
-    def _succeed(self, link: WorkerLink, results: SmallResults) -> Iterator[tuple[int, float]]:
-        for call_id, seconds, data in zip(results.call_ids, results.seconds, results.pickles, strict=True):
-            if (call := self.calls.unfinished.get(call_id)) is not None:
-                self.calls.complete(call, RawOutcome(data, seconds, link.id))
-            yield call_id, seconds
-
-    def _end_call(self, link: WorkerLink, result: CallResult) -> tuple[int, float]:
-        if (call := self.calls.unfinished.get(result.call_id)) is not None:
-            self._complete(call, call.arriving().outcome(result.outcome, link.id))
-        return result.call_id, float(result.outcome.seconds)
-
-    def _handle_item(self, link: WorkerLink, item: ToClient) -> None:
+    def _handle_item(self, link: WorkerLink, item: ToClient, finished: list[tuple[int, float]]) -> None:
+        """Handle an item; add the calls that it ends to ``finished``, with the seconds that each took."""
+        unfinished = self.calls.unfinished
         match item:
+            case SmallResults():
+                for call_id, seconds, data in zip(item.call_ids, item.seconds, item.pickles, strict=True):
+                    if (call := unfinished.get(call_id)) is not None:
+                        self.calls.complete(call, RawOutcome(data, seconds, link.id))
+                    finished.append((call_id, seconds))
+            case CallResult(call_id, outcome):
+                if (call := unfinished.get(call_id)) is not None:
+                    self._complete(call, call.arriving().outcome(outcome, link.id))
+                finished.append((call_id, float(outcome.seconds)))
             case ResultChunk():
-                if (call := self.calls.unfinished.get(item.call_id)) is not None:
+                if (call := unfinished.get(item.call_id)) is not None:
                     call.arriving().add_chunk(item)
+            case _:
+                self._handle_notice(link, item)
+
+    def _handle_notice(
+        self,
+        link: WorkerLink,
+        item: PrintedLines | EmittedEvent | LoggedRecord | RevokedCalls | MissingBlobs | GangAddress | SpentProcess,
+    ) -> None:
+        match item:
             case PrintedLines():
                 link.log_end = max(link.log_end, item.log_end)
                 self._publish(link, item)
@@ -840,8 +818,6 @@ class Scheduler:
             case SpentProcess():
                 self._renew_idle(link.id, link.incarnation, "a call needed a fresh process")
                 self._restart(item.call_ids, item.why)
-            case SmallResults() | CallResult():
-                pass  # handled together by lane_items, so that dispatch is asked once
             case _:
                 assert_never(item)
 
@@ -863,8 +839,7 @@ class Scheduler:
             self.end_calls(call.gang.calls, kill=True, error=out_of_reach(call.parcel.label, apart))
             return
         for link, member in self._held(call.gang.calls):
-            link.push(GangAddresses(member.id, texts))
-            link.flush()
+            link.send_item(GangAddresses(member.id, texts))
 
     def _publish(self, link: WorkerLink, item: PrintedLines | LoggedRecord | EmittedEvent) -> None:
         call = self.calls.unfinished.get(item.call_id)
@@ -900,12 +875,12 @@ class Scheduler:
             failed=calls.failed,
             cancelled=calls.cancelled,
             last_failure=calls.last_failure,
-            works=calls.works.all(self._running_works()),
+            works=calls.progress(self._running_works()),
         )
 
     def completed(self, event: Progress) -> Progress:
-        """See :meth:`skyward.events.works.WorkCounts.completed`. Thread-safe."""
-        return self.calls.works.completed(event)
+        """See :meth:`skyward.engine.calls.CallTable.completed`. Thread-safe."""
+        return self.calls.completed(event)
 
     def _running_works(self) -> Iterator[WorkCount | None]:
         return (cast("LiveCall", call).work for call in self._dispatch.running())
@@ -928,10 +903,3 @@ class Scheduler:
 def _limited(header: CallHeader | None, limits: CallLimits) -> CallHeader:
     memory_bytes = round((limits.memory_gib or 0) * _GIB)
     return replace(header or CallHeader(), timeout_s=limits.timeout_s or 0.0, memory_bytes=memory_bytes)
-
-
-def _bound(calls: list[LiveCall]) -> list[LiveCall]:
-    """Return the calls of a broadcast, joined to a gang if they run together."""
-    if calls[0].together:
-        CallGang(calls)
-    return calls

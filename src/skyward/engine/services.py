@@ -19,8 +19,6 @@ from skyward.submission import NodeService, ServiceAccess
 from skyward.wire.control import ServiceExit, ServiceRunning, WorkProgress
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["ServedNodes", "Services", "worker_names"]
-
 _START_S = 120.0
 _JOIN_S = 30.0  # a worker that is restarting joins later
 _DRAIN_S = 300.0  # the service moves the node's data meanwhile; after this it is computed again instead

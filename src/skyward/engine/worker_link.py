@@ -12,12 +12,13 @@ import ssl
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from signal import SIGTERM
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.waiting import SYSTEM_CLOCK, SystemClock, keep, wait_until
@@ -25,16 +26,15 @@ from skyward.engine.calls import LiveCall, RawOutcome
 from skyward.engine.dispatch import GiveUp, WorkerId
 from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
-from skyward.events.lines import DEFAULT_LEVELS, ConfiguredLevels
+from skyward.events.lines import DEFAULT_LEVELS
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
 from skyward.shipping.parcels import PackedFunction, Recent
 from skyward.shipping.sources import SentSources, SourceSet
 from skyward.submission import CallLimits
-from skyward.wire.connection import Connection
 from skyward.wire.control import WorkerExit
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.link import Link, Session
+from skyward.wire.link import Connection, Link, Session
 from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import (
     CallHeader,
@@ -49,17 +49,6 @@ from skyward.wire.messages import (
     ToWorker,
 )
 
-__all__ = [
-    "AttachedNode",
-    "LinkOwner",
-    "ShownCrashes",
-    "WorkerLink",
-    "given_up",
-    "out_of_reach",
-    "used_up",
-    "with_call",
-]
-
 log = logging.getLogger("skyward.engine.lane")
 
 # The supervisor starts a worker again by itself; after this many failures in a row its pool gives it up.
@@ -69,10 +58,39 @@ _PUT_ATTEMPTS, _PUT_PAUSE_S = 40, 0.5
 # Functions kept in one worker. It drops those evicted here (FORGET): functions made in a loop are otherwise unbounded.
 _FUNCTION_BYTES = 64 << 20
 _FIRST_PAUSE_S = 0.05  # pauses grow from this; a supervisor's report of a started worker ends the present one
-_LEVELS = ConfiguredLevels()
+_MARK: Final = "skyward"
+_OWN: Final = ("skyward", "distributed", "dask")
+"""Loggers of the programs that run on nodes; their levels there are not the user's."""
 _BEGINNING = "Fatal Python error: "
 _VARYING = re.compile(r"0x[0-9a-f]+")  # ids of threads
 _REMEMBERED = 64
+
+
+class ConfiguredLevels:
+    """Levels that this process has set: those of the root, as ``""``, and of named loggers."""
+
+    def __init__(self) -> None:
+        self._watched = logging.getLogger("skyward.levels")
+        self._levels = DEFAULT_LEVELS
+
+    def current(self) -> Mapping[str, int]:
+        """Return the levels; the same object while no level has changed."""
+        # 300 loggers cost 30 µs to look at, twice the price of a small call. setLevel() empties the caches of all
+        # loggers, so a mark in one of them stays exactly as long as no level is set. Without caches it looks each time.
+        cache: dict[Any, bool] = getattr(self._watched, "_cache", {})
+        if _MARK in cache:
+            return self._levels
+        cache[_MARK] = True
+        levels = {"": logging.root.level}
+        for name, logger in list(logging.root.manager.loggerDict.items()):
+            if isinstance(logger, logging.Logger) and logger.level and name.partition(".")[0] not in _OWN:
+                levels[name] = logger.level
+        if levels != self._levels:
+            self._levels = levels
+        return self._levels
+
+
+_LEVELS = ConfiguredLevels()
 
 
 class _Pauses(SystemClock):
@@ -195,11 +213,12 @@ class WorkerLink:
         self._serving = asyncio.ensure_future(live)
 
     def push(self, item: ToWorker) -> None:
-        """Queue an item for the worker; :meth:`flush` sends it."""
-        self._link.push(item.to_wire(), item.nbytes)
+        """Queue an item for the worker, to travel with the calls that are sent next."""
+        self._link.session.push(item.to_wire(), item.nbytes)
 
-    def flush(self) -> None:
-        """Send queued items."""
+    def send_item(self, item: ToWorker) -> None:
+        """Send an item at once."""
+        self.push(item)
         self._link.flush()
 
     def nudge(self) -> None:
@@ -222,7 +241,7 @@ class WorkerLink:
             await asyncio.gather(self._serving, return_exceptions=True)
 
     def _new_link(self) -> Link:
-        return Link(Session(), lambda items: self._owner.lane_items(self, items))
+        return Link(Session(), partial(self._owner.lane_items, self))
 
     def _report(self, why: str) -> None:
         self._owner.lane_failed(self, why)
@@ -316,7 +335,7 @@ class WorkerLink:
         self.exited.clear()
         self.ended_with.clear()
         self._levels = DEFAULT_LEVELS
-        self._take_levels_along()  # for Dask's tasks, too, before the first call
+        self._push_levels(_LEVELS.current())  # for Dask's tasks, too, before the first call
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -384,52 +403,56 @@ class WorkerLink:
     def send_calls(self, calls: Iterable[LiveCall]) -> None:
         """Send calls whose blobs are on the node; consecutive calls of one function travel as one item."""
         # One item for many calls: 17 µs on the client per call of a gather instead of 75 (decision 006).
-        self._take_levels_along()
-        for (function_id, plain, final), run in groupby(calls, _can_travel_together):
-            group = list(run)
-            function = group[0].parcel.function
-            if function.sources is not None:
-                self._bring(function.sources)
-            self._introduce(function)
-            for call in group:
-                call.position = next(self._positions)
-                if call.parcel.sources is not None:
-                    self._bring(call.parcel.sources)
+        if (levels := _LEVELS.current()) is not self._levels:
+            self._push_levels(levels)
+        run: RunCalls | None = None
+        ids: list[int] = []
+        pickles: list[bytes] = []
+        for call in calls:
+            parcel, function, final = call.parcel, call.parcel.function, call.final
+            plain = parcel.arguments is None and call.header is None
+            position = call.position = next(self._positions)
+            if run is None or not plain or run.final != final or run.function_id != function.id:
+                if run is not None:
+                    self.push(run)
+                    run, ids, pickles = None, [], []
+                self._introduce(function)
+                if plain:
+                    run = RunCalls(function.id, position, final, ids, pickles)
+            if parcel.sources is not None:
+                self._bring(parcel.sources)
             if plain:
-                ids, pickles = [call.id for call in group], [call.parcel.data for call in group]
-                self.push(RunCalls(function_id, group[0].position, final, ids, pickles))
+                ids.append(call.id)
+                pickles.append(parcel.data)
             else:
-                for call in group:
-                    self._push_special(call)
-        self.flush()
+                payload, header = parcel.arguments or Payload(data=parcel.data), call.header or CallHeader()
+                self.push(RunSpecialCall(function.id, position, final, call.id, payload, header))
+        if run is not None:
+            self.push(run)
+        self._link.flush()
 
-    def _take_levels_along(self) -> None:
-        """Send the levels of the client's loggers, if they have changed since the last time."""
-        levels = _LEVELS.current()
-        if levels is not self._levels:
-            if levels != self._levels:
-                self.push(SetLevels(levels))
-            self._levels = levels
+    def _push_levels(self, levels: Mapping[str, int]) -> None:
+        """Push the levels of the client's loggers, unless they equal those sent last."""
+        if levels != self._levels:
+            self.push(SetLevels(levels))
+        self._levels = levels
 
     def _bring(self, sources: SourceSet) -> None:
-        """Send the sources that this worker process has not had in their present edition."""
+        """Push the sources that this worker process has not had in their present edition."""
         # One item for each project, whose files are bounded; those of all may be more than a message can carry.
         for _, project in groupby(self.sources.missing(sources), lambda source: source.name.partition(".")[0]):
             self.push(StoreSources([*project]))
 
     def _introduce(self, function: PackedFunction) -> None:
+        """Push what the worker lacks of a function: its sources and itself."""
+        if function.sources is not None:
+            self._bring(function.sources)
         if self.functions.get(function.id):
             return
-        # Calls that wait on the worker keep these functions: the stream is in order.
+        # Calls that wait on the worker keep the evicted functions: the stream is in order.
         if gone := self.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
             self.push(ForgetFunctions(gone))
         self.push(StoreFunction(function.id, function.wrapped.payload, function.label))
-
-    def _push_special(self, call: LiveCall) -> None:
-        payload = call.parcel.arguments or Payload(data=call.parcel.data)
-        header = call.header or CallHeader()
-        function_id = call.parcel.function.id
-        self.push(RunSpecialCall(function_id, call.position, call.final, call.id, payload, header))
 
     def hold_present(self, call: LiveCall) -> bool:
         """Hold the call's blobs on the node until it is over; return False if one is not there yet."""
@@ -514,11 +537,6 @@ def with_call(lost: WorkerLost, ran: LiveCall, *, charged: bool, failed: bool) -
     runs_again = not (failed or ran.cancelled)
     retry = ran.losses if charged and runs_again else 0
     return replace(lost, call=ran.name, runs_again=runs_again, retry=retry, retries=ran.retries)
-
-
-def _can_travel_together(call: LiveCall) -> tuple[str, bool, bool]:
-    """Return the key of calls that share an item: function, absence of anything special, finality."""
-    return call.parcel.function.id, call.parcel.arguments is None and call.header is None, call.final
 
 
 def given_up(call: LiveCall, action: GiveUp, link: WorkerLink | None) -> WorkerLostError | CallTimeoutError:

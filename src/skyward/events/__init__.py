@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 __all__ = [
     "BootstrapCompleted",
@@ -416,6 +416,10 @@ class WorkerReplaced:
     instance_id: str
 
 
+CALL_CANCELLED: Final = "a cancelled call was ended"
+"""Reason of a restart of a worker: the end of its process is how a running call ends."""
+
+
 @dataclass(frozen=True)
 class WorkerRestarting:
     """A worker process was ended on purpose, such as for a cancelled call; :class:`WorkerReplaced` follows.
@@ -584,6 +588,8 @@ _CHAIN_LIMIT = 32
 # Forwarding functions of the open pools. No context variable, because emitting threads may be older than the pool.
 _forwards: list[Callable[[SkywardEvent, tuple[Callback, ...]], None]] = []
 _callbacks: ContextVar[tuple[Callback, ...]] = ContextVar("skyward_callbacks", default=())
+current_callbacks: Callable[[], tuple[Callback, ...]] = _callbacks.get
+"""Returns the callbacks in force here, the outermost first."""
 
 
 def compose(*callbacks: Callback) -> Callback:
@@ -631,11 +637,6 @@ def use_callback(callback: Callback) -> Generator[None]:
         yield
     finally:
         _callbacks.reset(token)
-
-
-def current_callbacks() -> tuple[Callback, ...]:
-    """Return the callbacks in force here, the outermost first."""
-    return _callbacks.get()
 
 
 @dataclass(frozen=True, slots=True)

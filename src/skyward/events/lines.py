@@ -20,33 +20,6 @@ from skyward.events import LogLine
 
 DEFAULT_LEVELS: Final[Mapping[str, int]] = {"": logging.WARNING}
 """Levels of a process that has configured none."""
-_MARK: Final = "skyward"
-_OWN: Final = ("skyward", "distributed", "dask")
-"""Loggers of the programs that run on nodes; their levels there are not the user's."""
-
-
-class ConfiguredLevels:
-    """Levels that this process has set: those of the root, as ``""``, and of named loggers."""
-
-    def __init__(self) -> None:
-        self._watched = logging.getLogger("skyward.levels")
-        self._levels = DEFAULT_LEVELS
-
-    def current(self) -> Mapping[str, int]:
-        """Return the levels; the same object while no level has changed."""
-        # 300 loggers cost 30 µs to look at, twice the price of a small call. setLevel() empties the caches of all
-        # loggers, so a mark in one of them stays exactly as long as no level is set. Without caches it looks each time.
-        cache: dict[Any, bool] = getattr(self._watched, "_cache", {})
-        if _MARK in cache:
-            return self._levels
-        cache[_MARK] = True
-        levels = {"": logging.root.level}
-        for name, logger in list(logging.root.manager.loggerDict.items()):
-            if isinstance(logger, logging.Logger) and logger.level and name.partition(".")[0] not in _OWN:
-                levels[name] = logger.level
-        if levels != self._levels:
-            self._levels = levels
-        return self._levels
 
 
 def has_handlers(logger: logging.Logger) -> bool:

@@ -19,8 +19,6 @@ from skyward.submission import ArgumentMemo
 from skyward.transport.access import Transport
 from skyward.wire.control import Fetch, Fetched
 
-__all__ = ["Blob", "BlobPlace", "Exchange", "ExchangeNode", "NodeBlobs", "Stored", "identify"]
-
 log = logging.getLogger("skyward.engine")
 
 _REMOVE_TIMEOUT_S = 30.0

@@ -42,32 +42,6 @@ import cloudpickle.cloudpickle as _cloudpickle
 from skyward.errors import SerializationError
 from skyward.shipping.received import received_source
 
-__all__ = [
-    "Definition",
-    "MainNames",
-    "Reduced",
-    "as_said",
-    "by_value",
-    "define_in_main",
-    "enter_main",
-    "found_under_its_name",
-    "goes_by_value",
-    "is_code",
-    "is_single_dispatch",
-    "main_of_tasks",
-    "process_id",
-    "received_as",
-    "receiving",
-    "reduced_compiled",
-    "reduced_dispatch",
-    "reduced_for_call",
-    "reduced_for_result",
-    "reduced_single",
-    "reduced_to_name",
-    "stamps_of",
-    "with_annotated",
-]
-
 Definition = type[Any] | FunctionType | ModuleType
 Reduced = tuple[Any, ...]
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from blake3 import blake3
 
-from skyward.errors import SerializationError
+from skyward.errors import ConfigurationError, SerializationError
 from skyward.shipping.blobs import Blob, identify
 from skyward.shipping.definitions import found_under_its_name
 from skyward.shipping.pickling import (
@@ -35,8 +35,6 @@ from skyward.shipping.references import function_parts, global_values
 from skyward.shipping.sources import SourceSet, search_path_state
 from skyward.submission import ArgumentMemo, CallLimits, Invocation
 from skyward.wire.messages import Payload
-
-__all__ = ["CompleteError", "FunctionCache", "PackedFunction", "Parcel", "Recent", "Wrapped", "wrap"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -150,6 +148,8 @@ class FunctionCache:
     def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction]) -> PackedFunction:
         """Return the last pickle of ``fn`` if it is still valid, otherwise the one that ``pack`` makes now."""
         if type(fn) is not FunctionType:  # a callable object may change in place, which identity cannot show
+            if not callable(fn):
+                raise ConfigurationError(f"fn must be callable, got {type(fn).__name__}")
             return pack()
         with self._lock:
             known = self._known.get(fn)
@@ -168,9 +168,7 @@ class _Known:
 
     __slots__ = ("_naming", "_search_path", "_seen", "packed")
 
-    def __init__(
-        self, seen: list[tuple[FunctionType, tuple[object, ...], list[object]]], packed: PackedFunction
-    ) -> None:
+    def __init__(self, seen: list[_State], packed: PackedFunction) -> None:
         self._seen = seen
         self.packed = packed
         self._naming = naming_state()
@@ -178,8 +176,8 @@ class _Known:
 
     def is_unchanged(self) -> bool:
         for fn, names, references in self._seen:
-            now = _references(fn)
-            if len(now) != len(references) or not all(map(is_, now, references)) or names != _names(fn):
+            _, names_now, now = _state(fn)
+            if len(now) != len(references) or not all(map(is_, now, references)) or names != names_now:
                 return False
         if self._search_path is not None and self._search_path != search_path_state():
             return False
@@ -187,26 +185,20 @@ class _Known:
         return self._naming == naming_state() and (sources is None or sources.is_current())
 
 
-def _references(fn: FunctionType) -> list[object]:
-    return [fn.__code__, *function_parts(fn), *global_values(fn)]
+_State = tuple[FunctionType, tuple[object, ...], list[object]]
+"""A function, its names, which are compared by value, and what it refers to, compared by identity."""
 
 
-def _names(fn: FunctionType) -> tuple[object, ...]:
+def _state(fn: FunctionType) -> _State:
     parameters = len(fn.__defaults__ or ()), (*(fn.__kwdefaults__ or ()),)  # a default may become a keyword's
-    return (
-        fn.__name__,
-        fn.__qualname__,
-        fn.__module__,
-        fn.__doc__,
-        dict(fn.__annotations__),
-        (*fn.__dict__,),
-        parameters,
-    )
+    own = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
+    names = (*own, dict(fn.__annotations__), (*fn.__dict__,), parameters)
+    return fn, names, [fn.__code__, *function_parts(fn), *global_values(fn)]
 
 
-def _look(fn: FunctionType) -> list[tuple[FunctionType, tuple[object, ...], list[object]]] | None:
+def _look(fn: FunctionType) -> list[_State] | None:
     """Return every function that goes into the pickle; None if something in it may be changed in place."""
-    found: list[tuple[FunctionType, tuple[object, ...], list[object]]] = []
+    found: list[_State] = []
     known: set[int] = set()
     waiting: list[object] = [fn]
     while waiting:
@@ -217,7 +209,7 @@ def _look(fn: FunctionType) -> list[tuple[FunctionType, tuple[object, ...], list
             waiting += cast("tuple[object, ...]", value)
         elif type(value) is FunctionType:
             known.add(id(value))
-            found.append((value, _names(value), _references(value)))
+            found.append(_state(value))
             waiting += found[-1][2]
         else:
             return None
@@ -279,35 +271,30 @@ def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) 
         if function is None:
             function = known.packed(call.fn, partial(_wrap_function, call.fn, memo, known))
             functions[id(call.fn)] = function
-        parcels.append(_wrap_one(call, function, memo))
+        label = call.label or function.label
+        try:
+            packed = pack_arguments(call.args, call.kwargs, label)
+        except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
+            for name, value in (*enumerate(call.args), *call.kwargs.items()):
+                pack(value, what=f"argument {name!r} of {label}")
+            raise
+        parcel = Parcel(
+            label=label,
+            function=function,
+            data=packed.data,
+            sources=packed.sources,
+            retries=call.retries,
+            gang=call.gang,
+            blobs=function.wrapped.blobs,
+            work=call.work,
+            tasks=call.tasks,
+            limits=call.limits,
+        )
+        if len(packed.data) >= LARGE_BYTES or packed.buffers:
+            wrapped = _seal(packed, memo)
+            parcel.data, parcel.arguments, parcel.blobs = b"", wrapped.payload, parcel.blobs + wrapped.blobs
+        parcels.append(parcel)
     return parcels
-
-
-def _wrap_one(call: Invocation, function: PackedFunction, memo: ArgumentMemo) -> Parcel:
-    label = call.label or function.label
-    try:
-        packed = pack_arguments(call.args, call.kwargs, label)
-    except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
-        for name, value in (*enumerate(call.args), *call.kwargs.items()):
-            pack(value, what=f"argument {name!r} of {label}")
-        raise
-    blobs = function.wrapped.blobs
-    parcel = Parcel(
-        label=label,
-        function=function,
-        data=packed.data,
-        sources=packed.sources,
-        retries=call.retries,
-        gang=call.gang,
-        blobs=blobs,
-        work=call.work,
-        tasks=call.tasks,
-        limits=call.limits,
-    )
-    if len(packed.data) >= LARGE_BYTES or packed.buffers:
-        wrapped = _seal(packed, memo)
-        parcel.data, parcel.arguments, parcel.blobs = b"", wrapped.payload, blobs + wrapped.blobs
-    return parcel
 
 
 def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCache) -> PackedFunction:

@@ -52,30 +52,6 @@ from skyward.shipping.sources import SourceSet, Way, any_absent, packages_around
 from skyward.tracebacks import add_lines, hide_frames
 from skyward.wire.messages import PackedError
 
-__all__ = [
-    "LARGE_BYTES",
-    "PLAIN_TYPES",
-    "LeftOut",
-    "Omissions",
-    "Packed",
-    "RaisedException",
-    "add_note",
-    "naming_state",
-    "pack",
-    "pack_arguments",
-    "pack_error",
-    "pack_result",
-    "packing",
-    "reduced_exception",
-    "set_cause",
-    "text_of",
-    "travels_by_reference",
-    "unpack",
-    "unpack_call",
-    "unpack_call_with_main",
-    "unpack_error",
-]
-
 log = logging.getLogger("skyward.wire")
 
 

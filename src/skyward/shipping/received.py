@@ -44,8 +44,6 @@ from skyward.shipping.sources import (
 )
 from skyward.wire.messages import ModuleSource
 
-__all__ = ["SourceFinder", "is_received", "received_source", "take_sources", "with_sources"]
-
 log = logging.getLogger("skyward.wire")
 
 _IMPORTERS: Final = OWN_PACKAGES | {"dask", "distributed", "tornado"} | (sys.stdlib_module_names - {"pickle"})

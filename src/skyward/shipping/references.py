@@ -15,17 +15,6 @@ from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-__all__ = [
-    "SourceImports",
-    "code_imports",
-    "function_parts",
-    "global_values",
-    "imports_in",
-    "imports_of",
-    "inner_code",
-    "names_in",
-]
-
 
 def names_in(code: CodeType) -> Iterator[str]:
     """Yield the names of globals and attributes in ``code`` and in the functions inside it."""

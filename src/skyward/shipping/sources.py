@@ -41,31 +41,6 @@ from typing import Any, Final
 from skyward.shipping.references import code_imports, inner_code
 from skyward.wire.messages import ModuleSource
 
-__all__ = [
-    "OWN_PACKAGES",
-    "SentSources",
-    "ServedLoader",
-    "SourceSet",
-    "Way",
-    "added_package_folders",
-    "any_absent",
-    "assigned_from_outside",
-    "code_here",
-    "found_here",
-    "is_installed_at",
-    "is_the_users",
-    "loaded_by_the_user",
-    "made_here",
-    "needed_with",
-    "packages_around",
-    "place_of",
-    "report_assigned",
-    "search_path_state",
-    "source_set",
-    "sources_of",
-    "way_of",
-]
-
 log = logging.getLogger("skyward.wire")
 
 OWN_PACKAGES = frozenset({"skyward", "skyward_dask", "skyward_joblib"})

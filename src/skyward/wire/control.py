@@ -11,35 +11,6 @@ from typing import Any, TypeAlias, cast
 from skyward.events import GpuMetrics, Metrics, Progress
 from skyward.wire.frames import FrameError
 
-__all__ = [
-    "Command",
-    "Ending",
-    "Fetch",
-    "Fetched",
-    "Kill",
-    "Message",
-    "MetricsReport",
-    "NodeMetrics",
-    "Ping",
-    "Pong",
-    "Preempting",
-    "PreemptionLikely",
-    "Report",
-    "RunService",
-    "ServiceExit",
-    "ServiceRunning",
-    "Start",
-    "Stop",
-    "SupervisorTrouble",
-    "TimeoutWarning",
-    "VolumeTrouble",
-    "WorkProgress",
-    "WorkerExit",
-    "WorkerRunning",
-    "from_frame",
-    "to_frame",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:

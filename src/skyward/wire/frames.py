@@ -14,17 +14,6 @@ import msgpack
 
 from skyward._concurrency.linux_parts import readable_path
 
-__all__ = [
-    "MAX_FRAME_BYTES",
-    "FrameError",
-    "TlsIdentity",
-    "client_context",
-    "forget_tls_errors",
-    "read_frame",
-    "server_context",
-    "write_frame",
-]
-
 MAX_FRAME_BYTES = 1 << 20
 """Size limit of a frame in bytes; a peer that announces more is no part of the pool."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["HANDSHAKE_S", "MIG_START_S", "MIG_UNDO_S", "PING_S", "RELEASE_S", "SILENCE_S", "SILENT_PINGS"]
-
 HANDSHAKE_S: Final = 10.0
 """Seconds for a new connection to authenticate and to exchange greetings, at either end."""
 

@@ -1,7 +1,7 @@
 """One end of a lane: an ordered, resumable stream of numbered items, over one connection at a time.
 
-The same on both ends: :class:`Session` is the state of the exchange, which outlives connections; :class:`Link` writes
-and reads it (docs/decisions/002).
+The same on both ends: :class:`Connection` is a socket with TLS that carries messages, :class:`Session` is the state of
+the exchange, which outlives connections, and :class:`Link` writes and reads it (docs/decisions/002).
 """
 
 from __future__ import annotations
@@ -10,27 +10,33 @@ import asyncio
 import logging
 import os
 import select
+import socket
+import ssl
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgpack
 
 from skyward._concurrency.descriptors import Descriptors
 from skyward._concurrency.linux_parts import MutableEvents, mutable_events
 from skyward._concurrency.waiting import EAGER_S
-from skyward.wire.connection import Connection
+from skyward.wire.frames import forget_tls_errors
 from skyward.wire.messages import Item, Kind
-
-__all__ = ["CHUNK_BYTES", "BrokenSessionError", "Link", "Session"]
 
 log = logging.getLogger("skyward.wire")
 
+_LENGTH = struct.Struct("!I")
+_LARGEST_BYTES = 64 << 20  # a session's messages have a few MiB: a larger length is no length
+_READ_BYTES = 256 << 10
+_PACKED_BYTES = 64 << 10
+_RECORD_BYTES = 16 << 10  # the largest record of TLS
+
 _ACK_DELAY_S = 0.02  # most acknowledgements travel with an item that is sent meanwhile
-
-
 CHUNK_BYTES = 4 << 20
 """Size of the largest piece of a large result, in bytes."""
 _WINDOW_BYTES = 32 << 20  # credit of bulk items (docs/decisions/002)
@@ -40,12 +46,171 @@ _MESSAGE_ITEMS = 4096
 _ACK_EVERY_BYTES = 8 << 20  # a quarter of the window, so that a fast peer need not stop
 
 
+class MessageError(ConnectionError):
+    """Bytes from the peer that are no message."""
+
+
+class Connection:
+    """A socket, its TLS, and the messages on it. Not thread-safe: its owner holds a lock.
+
+    TLS works in memory and the socket never blocks, so that any thread may write while another one reads. The event
+    loop's own TLS allows only its own thread, and each message would pay for the way there (docs/decisions/006).
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> None:
+        sock.settimeout(0)
+        # A small message must not wait for the acknowledgement of the one before (Nagle).
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_side=server_side)
+        # Both made once: see docs/decisions/007.
+        self._encrypted = memoryview(bytearray(_READ_BYTES))
+        self._pack: Callable[[Any], bytes] = msgpack.Packer(buf_size=_PACKED_BYTES).pack
+        self._partial = bytearray()
+        self._early: list[Any] = []
+        self._unsent = memoryview(b"")
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # at once, although another thread may be polling it
+        self._socket.close()
+
+    async def connect(self, address: str) -> None:
+        """Dial ``host:port``; the dialling end calls this first.
+
+        Raises:
+            OSError: there is no answer.
+        """
+        host, _, port = address.rpartition(":")
+        await asyncio.get_running_loop().sock_connect(self._socket, (host, int(port)))
+
+    async def handshake(self) -> None:
+        """Perform the TLS handshake; nothing else may use the connection meanwhile.
+
+        Raises:
+            OSError: the peer is gone, or shows no certificate of the pool.
+        """
+        loop = asyncio.get_running_loop()
+        agreed = False
+        while not agreed:
+            try:
+                self._tls.do_handshake()
+                agreed = True
+            except ssl.SSLWantReadError:
+                pass
+            # Also at the end: the peer waits for the last part.
+            await loop.sock_sendall(self._socket, self._to_peer.read())
+            if not agreed:
+                self._take_in(await loop.sock_recv_into(self._socket, self._encrypted))
+
+    async def exchange(self, message: Any) -> None:
+        """Send one whole message; nothing else may use the connection meanwhile."""
+        self.write(message)
+        await asyncio.get_running_loop().sock_sendall(self._socket, self._to_peer.read())
+
+    async def first_message(self) -> Any:
+        """Return the next message; nothing else may use the connection meanwhile."""
+        loop = asyncio.get_running_loop()
+        while not (messages := self._messages()):
+            self._take_in(await loop.sock_recv_into(self._socket, self._encrypted))
+        message, *self._early = messages  # the peer may send on before it has an answer to its greeting
+        return message
+
+    def write(self, message: Any) -> None:
+        """Encrypt a message; :meth:`send` sends it."""
+        body = self._pack(message)
+        if len(body) < _RECORD_BYTES:  # one record: two would cost the peer another read
+            self._tls.write(_LENGTH.pack(len(body)) + body)
+            return
+        self._tls.write(_LENGTH.pack(len(body)))
+        rest = memoryview(body)
+        while rest:
+            rest = rest[self._tls.write(rest) :]
+
+    def send(self) -> bool:
+        """Send written messages as far as the socket accepts them; return True if that was all."""
+        if not self._unsent:
+            self._unsent = memoryview(self._to_peer.read())
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            return False
+        return True
+
+    def receive(self) -> list[Any]:
+        """Return the messages that have come. To be called when the socket is readable, and once after the greeting.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        with suppress(BlockingIOError):
+            self._take_in(self._socket.recv_into(self._encrypted))
+        early, self._early = self._early, []
+        return early + self._messages()
+
+    def _take_in(self, nbytes: int) -> None:
+        if not nbytes:
+            raise ConnectionResetError("the peer hung up")
+        self._from_peer.write(self._encrypted[:nbytes])
+
+    def _messages(self) -> list[Any]:
+        received = self._decrypt()
+        messages: list[Any] = []
+        start = 0
+        while len(received) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(received, start)
+            if size > _LARGEST_BYTES:
+                raise MessageError(f"the peer announces a message of {size} bytes, more than {_LARGEST_BYTES}")
+            begin, end = start + _LENGTH.size, start + _LENGTH.size + size
+            if len(received) < end:
+                break
+            # Views are released at once: a bytearray cannot shrink while one is there.
+            with memoryview(received) as whole, whole[begin:end] as body:
+                messages.append(msgpack.unpackb(body))
+            start = end
+        if received is self._partial:
+            del self._partial[:start]
+        else:
+            self._partial += received[start:]
+        return messages
+
+    def _decrypt(self) -> bytes | bytearray:
+        """Return all decrypted bytes; a single record, as most messages are, is not copied."""
+        alone = b""
+        # Checked first: a read that TLS refuses costs as much as a record (docs/decisions/007).
+        while self._from_peer.pending or self._tls.pending():
+            try:
+                data = self._tls.read(_RECORD_BYTES)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError:
+                raise
+            except OSError:  # of another connection: this one works in memory
+                forget_tls_errors()
+                continue
+            if not data:
+                raise ConnectionResetError("the peer ended the connection")
+            if alone or self._partial:
+                self._partial += alone
+                self._partial += data
+                alone = b""
+            else:
+                alone = data
+        return alone or self._partial
+
+
 class BrokenSessionError(Exception):
     """Missing items: the two ends do not have the same session."""
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     item: Item
     nbytes: int
     bulk: bool
@@ -55,61 +220,91 @@ class Session:
     """Numbered items of both directions: sent ones until they are acknowledged, received ones without duplicates.
 
     Small items overtake bulk ones. Bulk items wait while 32 MiB of them are unacknowledged: the peer's
-    acknowledgements are the credit. Pure: no I/O, no clock (docs/decisions/002).
+    acknowledgements are the credit. Pure: no I/O, no clock (docs/decisions/002). Not thread-safe, except for
+    :meth:`push`.
 
     Attributes:
         seen: number of the last item received.
         ack_owed: True if the peer waits for an acknowledgement that no message has carried yet.
-        kept_bytes: approximate size of the items that the peer has not acknowledged.
+        unacknowledged_bytes: size of the bulk items received since the last acknowledgement.
+        kept_bytes: approximate size of the items collected that the peer has not acknowledged.
     """
 
     def __init__(self) -> None:
+        self._pushed: deque[_Entry] = deque()
         self._small: deque[_Entry] = deque()
         self._bulk: deque[_Entry] = deque()
         self._sent: deque[_Entry] = deque()
         self._first_unacked = 1
         self._resend = 0
         self._bulk_in_flight = 0
-        self._unacked_bytes = 0
+        self.unacknowledged_bytes = 0
         self.ack_owed = False
         self.seen = 0
         self.kept_bytes = 0
 
     def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
-        """Enqueue an item; ``nbytes`` is its approximate size."""
-        (self._bulk if bulk else self._small).append(_Entry(item, nbytes, bulk))
-        self.kept_bytes += nbytes
+        """Queue an item; ``nbytes`` is its approximate size.
 
-    @property
-    def ack_urgent(self) -> bool:
-        """True if enough bytes are unacknowledged that the peer may be waiting for credit."""
-        return self._unacked_bytes >= _ACK_EVERY_BYTES
+        Takes no lock, as appending is atomic: a finalizer that prints may run in a thread that holds one.
+        """
+        self._pushed.append(_Entry(item, nbytes, bulk))
 
     @property
     def has_unsent(self) -> bool:
         """True if items are queued or have to be sent again; bulk items may be waiting for credit."""
-        return bool(self._small or self._bulk or self._resend)
+        return bool(self._pushed or self._small or self._bulk or self._resend)
 
     @property
     def drained(self) -> bool:
         """True if the peer has acknowledged all items."""
-        return not (self._small or self._bulk or self._sent)
+        return not (self._pushed or self._small or self._bulk or self._sent)
 
-    def take(self) -> list[Any] | None:
-        """Return the next message to write; None if no items are left to send."""
+    def collect(self) -> None:
+        """Sort pushed items into small and bulk ones, and count them; :meth:`take` does so, too."""
+        while self._pushed:
+            entry = self._pushed.popleft()
+            (self._bulk if entry.bulk else self._small).append(entry)
+            self.kept_bytes += entry.nbytes
+
+    def take(self, *, acknowledge: bool = False) -> list[Any] | None:
+        """Return the next message to write; None if no items are left to send.
+
+        With ``acknowledge``, an acknowledgement that is owed is a message, too.
+        """
+        self.collect()
         # A message names the number of its first item only: the others follow from the order.
         first = self._first_unacked + len(self._sent) - self._resend
-        items = self._take_unsent() if not self._resend else self._take_again()
+        items: list[Item] = []
+        if self._resend:
+            items = self._take_again()
+        elif self._small:
+            size = 0
+            # At least one item, however large: it could never be sent otherwise.
+            while self._small and size < _MESSAGE_BYTES and len(items) < _MESSAGE_ITEMS:
+                entry = self._small.popleft()
+                self._sent.append(entry)
+                items.append(entry.item)
+                size += entry.nbytes
+        # One piece at a time, and only without small items: a small result never waits for more than 4 MiB.
+        elif self._bulk and self._bulk_in_flight < _WINDOW_BYTES:
+            entry = self._bulk.popleft()
+            self._sent.append(entry)
+            items.append(entry.item)
+            self._bulk_in_flight += entry.nbytes
         if not items:
-            return None
-        return [first, self._acknowledge(), items]
-
-    def take_ack(self) -> list[Any]:
-        """Return a message that carries an acknowledgement only."""
-        return [0, self._acknowledge(), []]
+            if not (acknowledge and self.ack_owed):
+                return None
+            first = 0
+        self.ack_owed, self.unacknowledged_bytes = False, 0
+        return [first, self.seen, items]
 
     def receive(self, message: Sequence[Any], nbytes: int = 0) -> list[Item]:
         """Return the new items of a message, in order.
+
+        Args:
+            message: the message.
+            nbytes: size of the bulk items in it.
 
         Raises:
             BrokenSessionError: items before these are missing.
@@ -124,7 +319,7 @@ class Session:
         fresh = list(items[self.seen + 1 - first :])
         self.seen += len(fresh)
         self.ack_owed = True
-        self._unacked_bytes += nbytes
+        self.unacknowledged_bytes += nbytes
         return fresh
 
     def resume(self, peer_seen: int) -> None:
@@ -145,25 +340,6 @@ class Session:
         self._resend -= len(items)
         return items
 
-    def _take_unsent(self) -> list[Item]:
-        items: list[Item] = []
-        size = 0
-        # At least one item, however large: it could never be sent otherwise.
-        while self._small and len(items) < _MESSAGE_ITEMS and (not items or size < _MESSAGE_BYTES):
-            size += self._move(self._small, items)
-        # One piece at a time, and only without small items: a small result never waits for more than 4 MiB.
-        if not items and self._bulk and self._bulk_in_flight < _WINDOW_BYTES:
-            self._move(self._bulk, items)
-        return items
-
-    def _move(self, queue: deque[_Entry], items: list[Item]) -> int:
-        entry = queue.popleft()
-        self._sent.append(entry)
-        items.append(entry.item)
-        if entry.bulk:
-            self._bulk_in_flight += entry.nbytes
-        return entry.nbytes
-
     def _forget(self, acknowledged: int) -> None:
         while self._sent and self._first_unacked <= acknowledged:
             entry = self._sent.popleft()
@@ -172,11 +348,6 @@ class Session:
             if entry.bulk:
                 self._bulk_in_flight -= entry.nbytes
         self._resend = min(self._resend, len(self._sent))  # some of these may be acknowledged by now
-
-    def _acknowledge(self) -> int:
-        self.ack_owed = False
-        self._unacked_bytes = 0
-        return self.seen
 
 
 class Link:
@@ -190,14 +361,12 @@ class Link:
         on_items: receives new items in order, on the event loop or in the reading thread; must not block.
     """
 
-    def __init__(self, session: Session, on_items: Callable[[list[Item]], None]) -> None:
+    def __init__(self, session: Session, on_items: Callable[[list[Item]], object]) -> None:
         self.session = session
         self._on_items = on_items
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._reading = threading.Lock()
-        # Appending and taking are atomic, so that `push` needs no lock.
-        self._pushed: deque[tuple[Item, int, bool]] = deque()
         self._connection: Connection | None = None
         self._gate: MutableEvents | None = None
         self._descriptors = Descriptors()
@@ -211,24 +380,27 @@ class Link:
         """False if something else in this process has closed the connection's descriptors. For the loop's thread."""
         return self._descriptors.intact
 
-    def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
-        """Queue an item; :meth:`flush` sends it.
+    def flush(self, *, acknowledge: bool = False, if_free: bool = False) -> bool:
+        """Send pushed items as far as the socket accepts them; with ``acknowledge``, an acknowledgement that is owed.
 
-        Takes no lock: a finalizer that prints may run in a thread that holds it.
+        With ``if_free``, do nothing and return False while a thread is flushing, this one included.
         """
-        self._pushed.append((item, nbytes, bulk))
-
-    def flush(self) -> None:
-        """Send queued items as far as the socket accepts them."""
-        with self._lock:
-            self._flush()
-
-    def flush_if_free(self) -> bool:
-        """Flush unless a thread is flushing, this one included; return True if it was done."""
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=not if_free):
             return False
+        connection = self._connection
         try:
-            self._flush()
+            if connection is None or self._writing:  # an acknowledgement travels with the next message then
+                self.session.collect()
+                return True
+            while connection.send():
+                message = self.session.take(acknowledge=acknowledge)
+                if message is None:
+                    return True
+                connection.write(message)
+            self._writing = True  # the socket is full
+            self._loop.call_soon_threadsafe(self._write_when_possible, connection)
+        except OSError as error:
+            self._loop.call_soon_threadsafe(self._end, connection, error)  # this may be any thread
         finally:
             self._lock.release()
         return True
@@ -294,33 +466,6 @@ class Link:
         """Close the connection, so that :meth:`run` returns. To be called on the loop."""
         self._end(self._served, ConnectionAbortedError("this end closed the connection"))
 
-    def _flush(self) -> None:
-        """Send queued items; requires the lock."""
-        self._enqueue()
-        if self._connection is not None and not self._writing:
-            self._write(self._connection)
-
-    def _write(self, connection: Connection) -> None:
-        """Send messages until the socket is full or nothing is left; requires the lock."""
-        try:
-            while connection.send():
-                self._enqueue()
-                message = self.session.take()
-                if message is None:
-                    return
-                connection.write(message)
-        except OSError as error:
-            self._loop.call_soon_threadsafe(self._end, connection, error)  # this may be any thread
-            return
-        self._writing = True
-        self._loop.call_soon_threadsafe(self._write_when_possible, connection)
-
-    def _enqueue(self) -> None:
-        """Move pushed items into the session; requires the lock."""
-        while self._pushed:
-            item, nbytes, bulk = self._pushed.popleft()
-            self.session.push(item, nbytes, bulk=bulk)
-
     def _write_when_possible(self, connection: Connection) -> None:
         with self._lock:
             if self._connection is connection:
@@ -329,7 +474,7 @@ class Link:
     def _write_on(self, connection: Connection) -> None:
         with self._lock:
             self._stop_writing(connection)
-            self._write(connection)
+        self.flush()
 
     def _stop_writing(self, connection: Connection) -> None:
         if self._writing:
@@ -344,49 +489,36 @@ class Link:
                     if connection is not self._connection:
                         return
                     for message in connection.receive():
-                        # Only chunks are bulk, and use up the credit that acknowledgements give back.
-                        nbytes = sum(len(item[-1]) for item in message[2] if item[0] == Kind.CHUNK)
+                        nbytes = 0
+                        for item in message[2]:
+                            if item[0] == Kind.CHUNK:  # only chunks are bulk: acknowledging them gives credit back
+                                nbytes += len(item[-1])
                         fresh += self.session.receive(message, nbytes)
             except Exception as error:
-                self._lose(connection, error)
-            if fresh:
-                self._hand_over(fresh)
+                with self._lock:
+                    if self._connection is connection:
+                        self._connection = None
+                self._loop.call_soon_threadsafe(self._end, connection, error)
+            try:
+                if fresh:
+                    self._on_items(fresh)
+            except BaseException:  # the items behind it count as seen; user code may have raised SystemExit
+                log.exception("items could not be handled")
         self._answer(on_loop=on_loop)
-
-    def _lose(self, connection: Connection, error: Exception) -> None:
-        with self._lock:
-            if self._connection is connection:
-                self._connection = None
-        self._loop.call_soon_threadsafe(self._end, connection, error)
-
-    def _hand_over(self, items: list[Item]) -> None:
-        try:
-            self._on_items(items)
-        except BaseException:  # the items behind it count as seen; user code may have raised SystemExit
-            log.exception("items could not be handled")
 
     def _answer(self, *, on_loop: bool = True) -> None:
         """Acknowledge at once if the peer may be waiting for credit, else soon, or with the next message."""
         session = self.session
-        if session.ack_urgent:
-            self._acknowledge()
+        if session.unacknowledged_bytes >= _ACK_EVERY_BYTES:
+            self.flush(acknowledge=True)
         elif session.ack_owed and on_loop and self._ack_timer is None:
             self._ack_timer = self._loop.call_later(_ACK_DELAY_S, self._acknowledge_late)
-        if session.has_unsent or self._pushed:
+        if session.has_unsent:
             self.flush()
 
     def _acknowledge_late(self) -> None:
         self._ack_timer = None
-        self._acknowledge()
-
-    def _acknowledge(self) -> None:
-        with self._lock:
-            # While the socket is full, the acknowledgement travels with the next message.
-            if self._connection is not None and not self._writing:
-                self._write(self._connection)
-                if self.session.ack_owed and not self._writing:
-                    self._connection.write(self.session.take_ack())
-                    self._write(self._connection)
+        self.flush(acknowledge=True)
 
     def _end(self, connection: Connection | None, error: Exception) -> None:
         if connection is self._served and self._lost is not None and not self._lost.done():

@@ -16,8 +16,6 @@ from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.waiting import NotYet, keep, wait_until
 from skyward.wire.limits import HANDSHAKE_S
 
-__all__ = ["BACKLOG", "STRANGERS", "Listener", "StreamPort", "Streams", "dial"]
-
 log = logging.getLogger("skyward.wire")
 
 T = TypeVar("T")

@@ -10,8 +10,6 @@ from typing import Literal
 
 from skyward.wire.terminal import COLOURS, CONTROLS, WIDEST, Control, Row, cut_off, parse, row_of
 
-__all__ = ["PIECE_CHARS", "LineAssembler", "LogPiece", "Reassembler", "StreamName"]
-
 PIECE_CHARS = 256 * 1024
 """Length of the longest piece of a line, in characters."""
 

@@ -14,42 +14,6 @@ from typing import Any, ClassVar
 
 from skyward.wire.log_pieces import LogPiece
 
-__all__ = [
-    "CallHeader",
-    "CallResult",
-    "CancelCalls",
-    "EmittedEvent",
-    "ForgetFunctions",
-    "GangAddress",
-    "GangAddresses",
-    "Item",
-    "Kind",
-    "LaneItem",
-    "LoggedRecord",
-    "MissingBlobs",
-    "ModuleSource",
-    "Outcome",
-    "PackedError",
-    "Payload",
-    "PrintedLines",
-    "ResultChunk",
-    "RevokeCalls",
-    "RevokedCalls",
-    "RunCalls",
-    "RunSpecialCall",
-    "SetLevels",
-    "SmallResults",
-    "SpentProcess",
-    "StoreFunction",
-    "StoreSources",
-    "ToClient",
-    "ToWorker",
-    "WirePart",
-    "answered_calls",
-    "to_client",
-    "to_worker",
-]
-
 Item = Sequence[Any]
 """Element of a lane's stream: a list that msgpack can encode; it begins with a :class:`Kind`."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from skyward.request.volume import GrantedVolume
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["NodeConfig", "NodeReady", "PreemptionWatch", "WorkerPlace"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionWatch:

@@ -8,20 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
-__all__ = [
-    "COLOURS",
-    "CONTROLS",
-    "WIDEST",
-    "Control",
-    "Operation",
-    "Row",
-    "cleaned",
-    "cut_off",
-    "harmless",
-    "parse",
-    "row_of",
-]
-
 Operation = Literal[
     "text",
     "colour",

@@ -21,9 +21,8 @@ from skyward.engine.certificates import issue
 from skyward.engine.dispatch import WorkerId
 from skyward.engine.worker_link import WorkerLink
 from skyward.node.worker.lane_server import LaneServer
-from skyward.wire.connection import Connection
 from skyward.wire.frames import client_context, server_context
-from skyward.wire.link import Link, Session
+from skyward.wire.link import Connection, Link, Session
 from skyward.wire.messages import Item
 
 

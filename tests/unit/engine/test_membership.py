@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +89,11 @@ class Stage:
         self.networks = {0: "here", 1: "here"}
         self.spot = False
         self._folder = folder
+
+    def enter(self, calls: Sequence[LiveCall]) -> None:
+        """Have calls come in, as those that were submitted."""
+        self.scheduler._waiting.extend(calls)
+        self.scheduler._take_in()
 
     def handle(self, rank: int) -> Any:
         ready = SimpleNamespace(
@@ -183,7 +188,7 @@ async def test_the_worker_of_a_replacement_takes_calls_although_an_earlier_one_n
         await attaching
     stage.scheduler.detach(1, "its workers did not answer", for_good=False)
     await stage.attach(1)
-    stage.scheduler.enter([call(1), call(2)])
+    stage.enter([call(1), call(2)])
 
     assert stage.scheduler.places == places
     assert all(stage.lane(rank).pushed for rank in (0, 1))
@@ -193,7 +198,7 @@ async def test_a_call_whose_array_is_on_its_way_to_a_node_that_dies_runs_elsewhe
     handles = [await stage.attach(rank) for rank in (0, 1)]
     content = b"x" * 10
     shipped = call(1, blobs=(Blob(id=blake3(content).hexdigest(), view=memoryview(content)),))
-    stage.scheduler.enter([shipped])
+    stage.enter([shipped])
     await asyncio.sleep(0.01)
     (doomed,) = [handle for handle in handles if handle.transport.begun.is_set()]
     (other,) = [handle for handle in handles if handle is not doomed]
@@ -212,7 +217,7 @@ async def test_a_call_whose_array_is_on_its_way_to_a_node_that_dies_runs_elsewhe
 
 async def test_a_spent_process_is_killed_until_its_supervisor_knows_it(stage: Stage) -> None:
     handle = await stage.attach(0)
-    stage.scheduler.enter([call(1)])
+    stage.enter([call(1)])
     stage.scheduler.lane_items(stage.lane(0), [[Kind.SPENT, [1], "it is in use"]])
 
     await eventually(lambda: handle.killed.count("first") > 1)
@@ -220,7 +225,7 @@ async def test_a_spent_process_is_killed_until_its_supervisor_knows_it(stage: St
 
 async def test_a_call_that_no_process_is_fresh_enough_for_fails(stage: Stage) -> None:
     handle, greedy = await stage.attach(0), call(1)
-    stage.scheduler.enter([greedy])
+    stage.enter([greedy])
     for incarnation in ("second", "third"):
         await stage.renew(handle, 1, incarnation)
         assert greedy.sink.outcomes == []
@@ -233,7 +238,7 @@ async def test_a_call_that_no_process_is_fresh_enough_for_fails(stage: Stage) ->
 
 async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage) -> None:
     handles = [await stage.attach(rank) for rank in (0, 1)]
-    stage.scheduler.enter([call(1, pinned=WorkerId(1, 0))])
+    stage.enter([call(1, pinned=WorkerId(1, 0))])
     stage.scheduler.retire([1])
     idle = asyncio.ensure_future(stage.scheduler.idle(1))
     await stage.renew(handles[1], 1, "second")
@@ -247,9 +252,9 @@ async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage)
 async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_arrive(stage: Stage) -> None:
     await stage.attach(0)
     broken, good, short, cut = call(1), call(2), call(3), call(4)
-    stage.scheduler.enter([short])
+    stage.enter([short])
     stage.scheduler.lane_items(stage.lane(0), [[Kind.RESULTS, [3], [0.0], [b"pickle"]]])  # the next ones go together
-    stage.scheduler.enter([broken, good, cut])
+    stage.enter([broken, good, cut])
     pieces_missing = [Kind.RESULT, 1, Outcome(seconds=0.1, part_bytes=(3,)).to_wire()]
     stage.scheduler.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2, 4], [0.1], [b"pickle"]]])
     assert isinstance(broken.sink.outcomes[0].error, KeyError)
@@ -260,7 +265,7 @@ async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_a
 async def test_lines_of_a_dropped_call_that_runs_on_have_its_name(stage: Stage) -> None:
     await stage.attach(0)
     dropped = call(1)
-    stage.scheduler.enter([dropped])
+    stage.enter([dropped])
     stage.scheduler.end_calls([dropped], kill=False)
 
     stage.scheduler.lane_items(stage.lane(0), [[Kind.LINES, 1, [["stdout", "still here", False, 1.0, 0]], 0]])
@@ -338,7 +343,7 @@ async def test_worker_that_is_ended_with_a_cancelled_call_is_restarted_not_lost(
 ) -> None:
     handle = await stage.attach(0)
     running = call(1)
-    stage.scheduler.enter([running])
+    stage.enter([running])
     stage.scheduler.end_calls([running], kill=True)
     stage.scheduler.lane_linked(stage.lane(0), linked=False)
     stage.scheduler.handle(handle, exit_of("first", **how))
@@ -361,7 +366,7 @@ async def test_the_event_of_a_lost_worker_names_its_call_and_the_retry(
     handle = await stage.attach(0)
     running = call(1)
     running.losses = losses
-    stage.scheduler.enter([running])
+    stage.enter([running])
     stage.scheduler.lane_linked(stage.lane(0), linked=False)
     stage.scheduler.handle(handle, exit_of("first", signal=11, begun=begun))
     (event,) = [each for each in stage.events if isinstance(each, WorkerLost)]
@@ -372,7 +377,7 @@ async def test_the_event_of_a_lost_worker_names_its_call_and_the_retry(
 async def test_worker_that_outlived_a_cancelled_call_is_lost_when_it_ends_later(stage: Stage) -> None:
     handle = await stage.attach(0)
     running = call(1)
-    stage.scheduler.enter([running])
+    stage.enter([running])
     stage.scheduler.end_calls([running], kill=True)
     stage.scheduler.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.1], [b"pickle"]]])
     stage.scheduler.lane_linked(stage.lane(0), linked=False)
@@ -389,7 +394,7 @@ async def test_worker_that_dask_restarts_is_restarted_not_lost(stage: Stage) -> 
 
 async def test_worker_whose_process_is_spent_is_restarted_not_lost(stage: Stage) -> None:
     handle = await stage.attach(0)
-    stage.scheduler.enter([call(1)])
+    stage.enter([call(1)])
     await stage.renew(handle, 1, "second")
     assert stage.events == [
         WorkerRestarting(0, 0, "i0", "a call needed a fresh process"),
@@ -419,7 +424,7 @@ async def test_a_worker_that_answers_for_the_call_of_another_one_is_not_believed
     for rank in (0, 1):
         await stage.attach(rank)
     first, second = call(1, pinned=WorkerId(0, 0)), call(2, pinned=WorkerId(1, 0))
-    stage.scheduler.enter([first, second])
+    stage.enter([first, second])
     liar = stage.lane(1)
     own = [Kind.RESULTS, [2], [0.0], [b"its own"]]
     stage.scheduler.lane_items(liar, [own, lie, [Kind.RESULTS, [1], [0.0], [b"another lie"]]])
@@ -436,7 +441,7 @@ async def test_a_worker_that_answers_for_the_call_of_another_one_is_not_believed
 async def test_answers_for_calls_that_are_over_are_ignored(stage: Stage) -> None:
     await stage.attach(0)
     late = call(1)
-    stage.scheduler.enter([late])
+    stage.enter([late])
     result = [Kind.RESULTS, [1], [0.0], [b"x"]]
     stage.scheduler.lane_items(stage.lane(0), [result, result, [Kind.REVOKED, [1]], [Kind.RESULT, 1, OUTCOME]])
     stage.scheduler.lane_items(stage.lane(0), [result])
@@ -471,7 +476,7 @@ async def test_a_gang_one_of_whose_nodes_turns_out_to_be_elsewhere_fails_when_it
     stage.networks = {0: "a", 1: "b"}
     await stage.attach(0)
     calls = gang()
-    stage.scheduler.enter(calls)
+    stage.enter(calls)
     await stage.attach(1)
     for rank, each in enumerate(calls):
         stage.scheduler.lane_items(stage.lane(rank), [[Kind.MEET, each.id, "text"]])
@@ -491,7 +496,7 @@ async def test_a_killed_worker_of_a_spot_machine_is_judged_with_the_machine(
     stage.spot = True
     handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
     running.retries = running.parcel.retries = retries
-    stage.scheduler.enter([running])
+    stage.enter([running])
     if comes == "noticed":
         stage.scheduler.retire([0], comes_back=True)
     handle.linked = comes == "alive"
@@ -519,7 +524,7 @@ async def test_a_process_that_ends_by_itself_is_charged_although_its_machine_is_
 ) -> None:
     stage.spot = True
     handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
-    stage.scheduler.enter([running])
+    stage.enter([running])
     stage.scheduler.retire([0], comes_back=True)
     stage.scheduler.lane_linked(stage.lane(0), linked=False)
     stage.scheduler.handle(handle, exit_of("first", begun=1, **end))
@@ -530,7 +535,7 @@ async def test_a_process_that_ends_by_itself_is_charged_although_its_machine_is_
 async def test_the_end_of_a_worker_on_demand_or_on_purpose_waits_for_no_verdict(stage: Stage, spot: bool) -> None:
     stage.spot = spot
     handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
-    stage.scheduler.enter([running])
+    stage.enter([running])
     stage.scheduler.links[WorkerId(0, 0)].end_for("a restart" if spot else "")
     stage.scheduler.lane_linked(stage.lane(0), linked=False)
     stage.scheduler.handle(handle, exit_of("first", signal=9, begun=1))
@@ -547,7 +552,7 @@ async def test_a_node_that_came_back_or_is_to_go_for_good_is_not_taken_for_preem
             stage.scheduler.expect([0])
             await stage.attach(0)
         running = call(1, pinned=WorkerId(0, 0))
-        stage.scheduler.enter([running])
+        stage.enter([running])
         handle = stage.handle(0)
         stage.scheduler.lane_linked(stage.lane(0), linked=False)
         stage.scheduler.handle(handle, exit_of("first", signal=9, begun=1))
@@ -573,7 +578,7 @@ async def test_levels_of_logging_reach_every_new_process_once(stage: Stage) -> N
     try:
         await stage.attach(0)
         lane = stage.lane(0)
-        stage.scheduler.enter([call(1)])
+        stage.enter([call(1)])
         stage.scheduler.lane_linked(lane, linked=False)
         stage.scheduler.handle(stage.handle(0), exit_of("first", signal=11))
         lane.come_up("second")

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Any, cast
 
-from skyward.engine.calls import CallBatch, CallTable, LiveCall, RawOutcome, RemoteFuture
+from skyward.engine.calls import CallBatch, CallTable, LiveCall, RawOutcome, RemoteFuture, WorkCount
 from skyward.engine.dispatch import Action, Dispatch, GiveUp, WorkerId
 from skyward.errors import PoolStateError
 from skyward.events import Progress, SkywardEvent
-from skyward.events.works import WorkCount
 from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
 from skyward.wire.messages import Payload
 
@@ -64,7 +63,7 @@ class Stage:
         """What is published after so many seconds."""
         self.now += after_s
         before = len(self.told)
-        self.table.works.look(self.now, self.running)
+        self.table.publish_progress(self.now, self.running)
         return self.told[before:]
 
     def running(self) -> Iterator[WorkCount | None]:
@@ -169,7 +168,7 @@ def test_a_front_end_publishes_its_own_progress_and_gets_the_number_of_running_c
     stage = Stage()
     stage.calls(3, sink=RemoteFuture(drop=print, run_callback=print), label="fit (8 tasks)", work="fit")
     assert stage.look() == []
-    complete = stage.table.works.completed
+    complete = stage.table.completed
     assert complete(Progress("fit", 8, 24)) == Progress("fit", 8, 24, running=2)
     assert complete(Progress("fit", 23, 24)) == Progress("fit", 23, 24, running=1)
     assert complete(Progress("fit", 8)) == Progress("fit", 8, running=2)
@@ -184,8 +183,8 @@ def test_submitted_calls_that_are_over_leave_nothing_and_the_next_ones_count_ane
         stage.end(submitted)
         assert submitted.work is not None
         assert submitted.work.progress("train", 0).total == 1
-    assert not stage.table.works._streams
-    assert not stage.table.works._current
+    assert not stage.table._streams
+    assert not stage.table._current
 
 
 def test_calls_that_a_closing_pool_ends_are_cancelled_and_no_failures() -> None:

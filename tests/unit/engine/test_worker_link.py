@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from skyward.engine.calls import LiveCall
@@ -19,15 +20,13 @@ class FarSide(WorkerLink):
 
     def __init__(self) -> None:
         node: Any = None
-        owner: Any = None
+        owner: Any = SimpleNamespace(lane_items=print)
         tls: Any = None
         super().__init__(WorkerId(0, 0), "", tls, owner, node)
         self.pushed: list[ToWorker] = []
 
     def push(self, item: ToWorker) -> None:
         self.pushed.append(item)
-
-    def flush(self) -> None: ...
 
 
 def source(name: str) -> ModuleSource:

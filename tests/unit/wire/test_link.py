@@ -15,9 +15,8 @@ import pytest
 
 from skyward._concurrency.waiting import wait_until
 from skyward.engine.certificates import issue
-from skyward.wire.connection import Connection, MessageError
 from skyward.wire.frames import TlsIdentity, client_context, server_context
-from skyward.wire.link import BrokenSessionError, Link, Session
+from skyward.wire.link import BrokenSessionError, Connection, Link, MessageError, Session
 from skyward.wire.messages import Kind
 
 
@@ -62,7 +61,7 @@ class End:
 
     def say(self, *items: Any, bulk: bool = False) -> None:
         for item in items:
-            self.link.push(item, 4 << 20 if bulk else 64, bulk=bulk)
+            self.link.session.push(item, 4 << 20 if bulk else 64, bulk=bulk)
         self.link.flush()
 
 
@@ -200,7 +199,7 @@ async def test_a_finalizer_may_print_in_a_thread_that_reads_or_writes_at_that_mo
     here, there = End(), End()
     async with linked(identity, here, there):
         with here.link._lock:  # as the garbage collector may find it
-            printing = threading.Thread(target=here.link.push, args=([Kind.LINES, 0, []],), daemon=True)
+            printing = threading.Thread(target=here.link.session.push, args=([Kind.LINES, 0, []],), daemon=True)
             printing.start()
             printing.join(10)
             assert not printing.is_alive()

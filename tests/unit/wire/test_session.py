@@ -15,13 +15,18 @@ def deliver(source: Session, target: Session) -> list[Any]:
     return got
 
 
+def acknowledge(source: Session, target: Session) -> None:
+    if (message := source.take(acknowledge=True)) is not None:
+        target.receive(message)
+
+
 def test_items_arrive_in_order_and_are_kept_until_acknowledged() -> None:
     here, there = Session(), Session()
     for number in range(5):
         here.push([number])
     assert deliver(here, there) == [[number] for number in range(5)]
     assert not here.drained
-    here.receive(there.take_ack())
+    acknowledge(there, here)
     assert here.drained
     assert here.kept_bytes == 0
 
@@ -41,7 +46,7 @@ def test_bulk_items_wait_for_credit_and_small_ones_do_not() -> None:
     assert first == [[number] for number in range(8)]
     here.push(["small"])
     assert deliver(here, there) == [["small"]]
-    here.receive(there.take_ack())
+    acknowledge(there, here)
     assert deliver(here, there) == [[number] for number in range(8, 16)]
 
 
@@ -91,9 +96,9 @@ def test_every_item_arrives_exactly_once_whatever_is_lost(seed: int) -> None:
             else:
                 got += there.receive(message)
         if chance.random() < 0.3:
-            here.receive(there.take_ack())
+            acknowledge(there, here)
     for _ in range(100):
         got += deliver(here, there)
-        here.receive(there.take_ack())
+        acknowledge(there, here)
     assert sorted(got) == sent
     assert here.drained

@@ -15,8 +15,8 @@ from distributed.comm import CommClosedError, connect, listen
 from tornado.iostream import IOStream, StreamClosedError
 
 from skyward.engine.certificates import issue
-from skyward.wire.connection import Connection
 from skyward.wire.frames import TlsIdentity, client_context, forget_tls_errors, server_context
+from skyward.wire.link import Connection
 from skyward_dask.security import PoolSecurity
 
 

@@ -27,9 +27,8 @@ from skyward.node.worker.call_records import TakenLevels
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.output import CallOutput
-from skyward.wire.connection import Connection
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.link import Link, Session
+from skyward.wire.link import Connection, Link, Session
 from skyward.wire.listening import Listener
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
@@ -177,7 +176,7 @@ class LaneServer:
 
     def push(self, item: ToClient, *, bulk: bool = False) -> None:
         """See :class:`~skyward.node.worker.call_runner.Outlet`."""
-        self._link.push(item.to_wire(), item.nbytes, bulk=bulk)
+        self._link.session.push(item.to_wire(), item.nbytes, bulk=bulk)
 
     def flush(self) -> None:
         """See :class:`~skyward.node.worker.call_runner.Outlet`."""
@@ -340,7 +339,7 @@ class LaneServer:
         # In this thread: another one would need the interpreter's lock, and the call may crash before it gets that.
         # Lines less than a millisecond apart go together, or each would cost an encryption and a system call.
         last, self._printed_at = self._printed_at, time.monotonic()
-        if self._printed_at - last < _PRINT_EVERY_S or not self._link.flush_if_free():
+        if self._printed_at - last < _PRINT_EVERY_S or not self._link.flush(if_free=True):
             self.flush_soon()
 
 
