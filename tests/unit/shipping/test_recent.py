@@ -39,7 +39,7 @@ class FarSide(WorkerLink):
 
     def __init__(self) -> None:
         node: Any = None
-        owner: Any = None
+        owner: Any = SimpleNamespace(lane_items=print)
         tls: Any = None
         super().__init__(WorkerId(0, 0), "", tls, owner, node)
         self.known: dict[str, SentFunction] = {}
@@ -62,8 +62,6 @@ class FarSide(WorkerLink):
             case _:
                 pytest.fail(f"unexpected {item}")
         self.most = max(self.most, sum(self.bytes.values()))
-
-    def flush(self) -> None: ...
 
 
 def function(name: str, nbytes: int) -> PackedFunction:
