@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from skyward._concurrency.waiting import NotYet, wait_until
-from skyward.errors import ConfigurationError, PoolStateError
+from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.events import Progress, SkywardEvent
 from skyward.provision.fleet.topology import HEAD, service_out_of_reach
 from skyward.provision.preparing.node_handle import NodeHandle
@@ -20,6 +20,7 @@ from skyward.wire.control import ServiceExit, ServiceRunning, WorkProgress
 from skyward.wire.frames import TlsIdentity
 
 _START_S = 120.0
+_FAILED_STARTS = 3
 _JOIN_S = 30.0  # a worker that is restarting joins later
 _DRAIN_S = 300.0  # the service moves the node's data meanwhile; after this it is computed again instead
 _logger = logging.getLogger("skyward")
@@ -69,7 +70,7 @@ class Services:
         self._ordered: dict[str, str] = {opened_with[0]: opened_with[1]} if all(opened_with) else {}
         self._used: dict[str, NodeService] = {}
         self._running: dict[str, str] = {}
-        self._exits: dict[str, str] = {}
+        self._exits: dict[str, list[str]] = {}
         self._joined: dict[str, str] = {}
         self._works: dict[str, Progress] = {}
         self._works_of = ""
@@ -120,8 +121,12 @@ class Services:
         self._joined[service.name] = access.address
 
     async def _probe(self, name: str) -> bool | NotYet:
-        running = self._running.get(name) == self._nodes.head().ready.service
-        return running or NotYet(self._exits.get(name, "it has not started"))
+        if self._running.get(name) == self._nodes.head().ready.service:
+            return True
+        exits = self._exits.get(name, [])
+        if len(exits) >= _FAILED_STARTS:
+            raise UnreachableError(f"{name.capitalize()} does not start on the head node: its process {exits[-1]}")
+        return NotYet(exits[-1] if exits else "it has not started")
 
     def order(self, node: NodeHandle) -> None:
         """Order the services on a node that has started; on all nodes if it is the head."""
@@ -159,10 +164,11 @@ class Services:
                 self._publish(event)
             case ServiceRunning():
                 self._running[message.name] = message.address
+                self._exits.pop(message.name, None)
                 if node.instance.id != self._works_of:
                     self._end_works()
             case ServiceExit():
-                self._exits[message.name] = message.reason
+                self._exits.setdefault(message.name, []).append(message.reason)
                 if self._running.get(message.name) == node.ready.service:
                     del self._running[message.name]
                 if node.instance.id == self._works_of:

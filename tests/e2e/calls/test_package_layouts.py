@@ -90,7 +90,7 @@ def _distributions(*names: str) -> Iterator[importlib.metadata.Distribution]:
             continue
         yield found
         needs = map(Requirement, found.requires or ())
-        extras = ["local"] if name == "skyward-fleet" else [""]
+        extras = ["dask"] if name == "skyward-fleet" else [""]
         waiting += [
             need.name for need in needs if not need.marker or any(need.marker.evaluate({"extra": e}) for e in extras)
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import skyward as sky
+from skyward_dask import SkywardCluster
 
 PATIENCE_S = 30.0
 
@@ -23,5 +24,5 @@ def test_heartbeats_leave_the_seeded_generator_alone() -> None:
             time.sleep(0.05)
         return dask.sizeof.random.getstate() != sampled, random.getstate() == before
 
-    with sky.ComputePool(provider=sky.Local(), display="quiet") as pool:
-        assert seeded() >> pool == (True, True)
+    with SkywardCluster(provider=sky.Local(), display="quiet") as cluster:
+        assert seeded() >> cluster.pool == (True, True)

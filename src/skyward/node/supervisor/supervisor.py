@@ -297,6 +297,8 @@ class Supervisor:
         self._server.broadcast(report)
 
     def _on_service_exit(self, name: str, reason: str) -> None:
+        if self._service_running is None:  # nobody has seen it: the log says why it does not come up
+            reason = f"{reason}; the end of its log:\n{_end_of_log()}"
         self._service_running = None
         self._server.broadcast(ServiceExit(name=name, reason=reason))
 

@@ -22,7 +22,16 @@ from skyward.node.supervisor.zygote import Fork, Zygote
 from skyward.node.worker.begun import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
 from skyward.node.worker.capture import take_last_words
 from skyward.node.worker.watchdog import DEAF, DEAF_REASON
-from skyward.wire.control import Report, RunService, Start, WorkerExit, WorkerRunning, from_frame, to_frame
+from skyward.wire.control import (
+    Report,
+    RunService,
+    Start,
+    SupervisorTrouble,
+    WorkerExit,
+    WorkerRunning,
+    from_frame,
+    to_frame,
+)
 
 __all__ = ["WorkerSlot"]
 
@@ -153,9 +162,11 @@ class WorkerSlot:
                             break
                         case str(reason):
                             process.ended_for = reason
-                        case report:
-                            process.running = cast("WorkerRunning", from_frame(report))
-                            self._report(process.running)
+                        case frame:
+                            report = cast("WorkerRunning | SupervisorTrouble", from_frame(frame))
+                            if isinstance(report, WorkerRunning):
+                                process.running = report
+                            self._report(report)
         except OSError:
             log.exception("worker %d was not started", self._worker)
             raise

@@ -31,7 +31,7 @@ from skyward.node.worker.child_processes import call_in_this_process, prepare_mu
 from skyward.node.worker.lane_server import LaneServer
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.watchdog import Watchdog, end_process
-from skyward.wire.control import RunService, Start, WorkerRunning, from_frame, to_frame
+from skyward.wire.control import RunService, Start, SupervisorTrouble, WorkerRunning, from_frame, to_frame
 from skyward.wire.frames import TlsIdentity, server_context
 from skyward.wire.listening import BACKLOG
 
@@ -86,7 +86,7 @@ class Worker:
         self._lane = self._lane_loop.call(self._open_lane(worker_log))
         self._lane.output.install()
         self._lane.runner.memory_limit_bytes = plan.memory_limit_bytes
-        self._guest = _Guest(self, self._lane.output)
+        self._guest = _Guest(self, self._lane.output, self._report_trouble)
         self._reports: TextIO | None = None
         os.register_at_fork(after_in_child=self._leave_connections)
 
@@ -209,6 +209,10 @@ class Worker:
         finally:
             os._exit(0)
 
+    def _report_trouble(self, reason: str) -> None:
+        if self._reports is not None:
+            self._reports.write(f"{json.dumps(to_frame(SupervisorTrouble(reason=reason)))}\n")
+
 
 class _GuestLeftError(Exception):
     """The guest has ended by itself, as when the service's process is gone."""
@@ -220,10 +224,13 @@ class _Guest:
     Args:
         host: its worker.
         output: the worker's output, which must not show the guest's own messages as a call's.
+        report: tells the client why a guest cannot join.
     """
 
-    def __init__(self, host: WorkerHost, output: CallOutput) -> None:
+    def __init__(self, host: WorkerHost, output: CallOutput, report: Callable[[str], None]) -> None:
         self._host = host
+        self._report = report
+        self._trouble = ""
         self._output = output
         self._order: RunService | None = None
         self._loop: LoopThread | None = None
@@ -250,8 +257,17 @@ class _Guest:
             await asyncio.gather(last, return_exceptions=True)
 
         async def join() -> None:
-            service = cast("Service", importlib.import_module(order.module))
-            await service.join(self._host, order.address)
+            try:
+                service = cast("Service", importlib.import_module(order.module))
+                await service.join(self._host, order.address)
+            except OSError:  # the service's process is gone, and is started again
+                raise
+            except Exception as error:
+                trouble = f"{self._host.name} cannot join {order.name}: {type(error).__name__}: {error}"
+                if trouble != self._trouble:
+                    self._trouble = trouble
+                    self._report(trouble)
+                raise
             raise _GuestLeftError(f"it has left {order.address}")
 
         await keep(join, what=f"the guest of {order.name}")
