@@ -16,34 +16,6 @@
 
 from __future__ import annotations
 
-import importlib
+from skyward._lazy_names import attach_stub
 
-_homes: dict[str, str] = {}
-
-
-def _home_of(name: str) -> str | None:
-    """Return the module that a public name lies in; None if there is no such name."""
-    if not _homes:
-        import pkgutil
-        import re
-
-        stub = (pkgutil.get_data(__name__, "__init__.pyi") or b"").decode()
-        _homes.update((name, home) for home, name in re.findall(r"^from (\S+) import (\w+) as", stub, re.MULTILINE))
-    return _homes.get(name)
-
-
-def __getattr__(name: str) -> object:
-    home = _home_of(name)
-    if name == "__all__":
-        return sorted(_homes)
-    if home is None:
-        raise AttributeError(f"module 'skyward' has no attribute {name!r}")
-    if home == __name__:
-        return importlib.import_module(f"{home}.{name}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    _home_of("")
-    return sorted(_homes)
+__getattr__, __dir__ = attach_stub(__name__)

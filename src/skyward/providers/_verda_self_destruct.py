@@ -12,8 +12,6 @@ import threading
 import urllib.request
 from typing import Any
 
-__all__ = ["ask", "delete"]
-
 FACTS: dict[str, str] = {}
 
 

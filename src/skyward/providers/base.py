@@ -16,19 +16,6 @@ from skyward.request.volume import Volume, VolumeAccess
 from skyward.transport.access import Access
 from skyward.wire.node_config import PreemptionWatch
 
-__all__ = [
-    "REFUSALS",
-    "Finding",
-    "Instance",
-    "InstanceState",
-    "LaunchOrder",
-    "MachineSecret",
-    "Offer",
-    "Provider",
-    "check_settings",
-    "checked_provider",
-]
-
 REFUSALS: Final = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
 """Errors of a launch that leaves no machine; after any other error a machine may exist."""
 

@@ -34,27 +34,6 @@ from skyward.request.checks import explain_options, refusal, secret, text, web_a
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 
-__all__ = [
-    "API_URL",
-    "MINIMUM_BILLED_S",
-    "MINIMUM_CHARGE",
-    "REFUSED",
-    "SPOT_SUFFIX",
-    "DigitalOcean",
-    "DropletSize",
-    "Droplets",
-    "check_account",
-    "droplet_order",
-    "find_offers",
-    "find_token",
-    "fingerprint_of",
-    "image_of",
-    "open_api",
-    "parse_droplet",
-    "parse_sizes",
-    "read_sizes",
-]
-
 MINIMUM_BILLED_S: Final = 60.0
 MINIMUM_CHARGE: Final = 0.01
 SPOT_SUFFIX: Final = "-spot"

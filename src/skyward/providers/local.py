@@ -28,8 +28,6 @@ from skyward.request.request import PoolRequest
 from skyward.transport.access import TAGS_FILE
 from skyward.transport.local import LocalAccess
 
-__all__ = ["INSTANCE_VARIABLE", "Local", "remove_blobs", "remove_folder"]
-
 INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 """Environment variable that every process of a node carries; its value is the instance's id."""
 

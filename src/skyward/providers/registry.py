@@ -15,18 +15,6 @@ from typing import Any, Final, cast
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Provider, checked_provider
 
-__all__ = [
-    "BUILT_IN",
-    "load_registered",
-    "make_provider",
-    "provider_names",
-    "provider_parameters",
-    "provider_settings",
-    "provider_type",
-    "registered",
-    "taken_names",
-]
-
 GROUP: Final = "skyward.providers"
 """Group of the entry points: ``name = "module:Class"``."""
 

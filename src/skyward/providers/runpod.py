@@ -45,22 +45,6 @@ from skyward.request.checks import explain_options, refusal, secret, text, texts
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 
-__all__ = [
-    "API_URL",
-    "STATES",
-    "TABLE",
-    "PodAccount",
-    "RunPod",
-    "Stock",
-    "compute_of",
-    "find_key",
-    "make_offers",
-    "parse_cpus",
-    "parse_gpus",
-    "pod_name",
-    "wanted_count",
-]
-
 Stock = Mapping[MachineType, Sequence[str]]
 """Data centres that have a kind of pod now, the best stocked first; an empty name stands for any."""
 

@@ -35,8 +35,6 @@ from skyward.transport.access import TAGS_FILE, Transport
 from skyward.transport.ssh import SSHAccess, SshTransport
 from skyward.transport.ssh_config import SSHTarget
 
-__all__ = ["SSH"]
-
 T = TypeVar("T")
 
 _ID = re.compile(r"ssh-(\d+)-[0-9a-f]{12}")

@@ -52,25 +52,6 @@ from skyward.request.checks import (
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest
 
-__all__ = [
-    "API_URL",
-    "CPU_ONLY",
-    "PORT",
-    "STATES",
-    "TABLE",
-    "TOP_UP",
-    "Ask",
-    "AskMarket",
-    "AskOffer",
-    "AskTerms",
-    "VastAI",
-    "VastAccount",
-    "create_body",
-    "find_key",
-    "instance_path",
-    "parse_record",
-]
-
 CPU_ONLY: Final = "CPU"
 """Name of the machines without a GPU; others are named ``"2x RTX 4090"``."""
 _MACHINE: Final = re.compile(rf"([1-9]\d*)x (\S.*)|{CPU_ONLY}", re.ASCII)

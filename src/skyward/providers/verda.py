@@ -47,23 +47,6 @@ from skyward.request.checks import explain_options, flag, refusal, text, web_add
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 
-__all__ = [
-    "API_URL",
-    "CATALOGUE",
-    "STATES",
-    "TABLE",
-    "Stock",
-    "Verda",
-    "VerdaAccount",
-    "choose_image",
-    "create_body",
-    "find_credentials",
-    "make_offers",
-    "parse_images",
-    "parse_record",
-    "parse_types",
-]
-
 Stock = Mapping[bool, Mapping[str, Sequence[str]]]
 """Machine types that are available now, by market (True is spot), then by the code of their location."""
 

@@ -27,8 +27,6 @@ from collections.abc import Callable
 
 import psutil
 
-__all__: list[str] = []
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NAME = 15

@@ -28,42 +28,6 @@ from skyward.request.request import PoolRequest
 from skyward.transport.ssh import SSHAccess
 from skyward.wire.node_config import PreemptionWatch
 
-__all__ = [
-    "FAMILIES",
-    "FIELDS",
-    "KEY_TAG",
-    "LARGEST_BYTES",
-    "LIVE_STATES",
-    "MINIMUM_BILLED_S",
-    "POOL_TAG",
-    "SPOT_WATCH",
-    "Account",
-    "Candidate",
-    "MachineImage",
-    "MachineOrder",
-    "Record",
-    "Subnet",
-    "Terms",
-    "admit_client",
-    "candidates",
-    "ensure_group",
-    "filters",
-    "find_image",
-    "find_subnets",
-    "fleet_call",
-    "groups",
-    "image_path",
-    "in_parts",
-    "machine_call",
-    "new_instance",
-    "parse_record",
-    "parse_types",
-    "pool_tags",
-    "tag_specification",
-    "template_call",
-    "user_data",
-]
-
 _MIB_PER_GIB: Final = 1024
 _GENERAL: Final = "cmrxz"
 """First letters of the families for general computing; others are for storage, bursts, or dedicated hardware."""

@@ -27,32 +27,6 @@ from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, is_kind
 
-__all__ = [
-    "CODES",
-    "Api",
-    "Credentials",
-    "Json",
-    "LoginAdvice",
-    "Where",
-    "chosen_profile",
-    "closest_profile",
-    "convert_errors",
-    "explain",
-    "explained",
-    "find_login",
-    "find_login_here",
-    "is_lost",
-    "is_stale",
-    "judge",
-    "load_keys",
-    "meanings",
-    "new_session",
-    "patiently",
-    "profiles_here",
-    "refusal",
-    "refused_by_fleet",
-]
-
 _KEY: Final = "AWS_ACCESS_KEY_ID"
 _PLACES: Final = {
     "Environment": "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",

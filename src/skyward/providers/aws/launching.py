@@ -37,8 +37,6 @@ from skyward.providers.aws.api import is_lost, patiently, refused_by_fleet
 from skyward.providers.aws.offering import exceeded
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 
-__all__ = ["UNSEEN_S", "Launching", "end", "remove_by_products", "undo"]
-
 UNSEEN_S: Final = 120.0
 """Time after its launch during which a machine may be missing from EC2's lists."""
 

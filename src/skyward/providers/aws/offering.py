@@ -24,20 +24,6 @@ from skyward.providers.aws.ssm import PLUGIN, require_plugin
 from skyward.providers.base import Finding, Offer
 from skyward.request.request import PoolRequest, Spot, SpotNever
 
-__all__ = [
-    "PriceTable",
-    "Prices",
-    "Quota",
-    "check_account",
-    "exceeded",
-    "find_offers",
-    "make_offers",
-    "parse_product",
-    "parse_spot_prices",
-    "quota_of",
-    "within_quotas",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:

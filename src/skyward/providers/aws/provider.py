@@ -25,8 +25,6 @@ from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
 from skyward.transport.ssh import SSHAccess
 
-__all__ = ["AWS"]
-
 _SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
 
 

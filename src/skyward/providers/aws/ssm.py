@@ -16,8 +16,6 @@ from typing import Final
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers.aws.api import Api, Credentials, Json
 
-__all__ = ["PLUGIN", "main", "require_plugin", "session_command"]
-
 PLUGIN: Final = "session-manager-plugin"
 _ANSWER_VARIABLE: Final = "AWS_SSM_START_SESSION_RESPONSE"
 """Variable from which the plugin reads the session's token: arguments are visible to every user."""

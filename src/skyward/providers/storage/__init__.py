@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, cast
 
-from skyward.providers import STORES
 from skyward.providers.base import Provider
 from skyward.request.volume import GrantedVolume, Volume, VolumeAccess
 
-__all__ = ["MountWay", "Store", "StoreKind", "StoredObject", "grant_volumes", "store_kind"]
+_STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.storage.s3"}
+"""Module that implements each kind of volume, by the name of its class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class StoreKind(Protocol):
 
 def store_kind(volume: Volume) -> StoreKind:
     """Return the module that implements this kind of volume."""
-    return cast("StoreKind", importlib.import_module(STORES[type(volume).__name__]))
+    return cast("StoreKind", importlib.import_module(_STORES[type(volume).__name__]))
 
 
 async def grant_volumes(

@@ -17,8 +17,6 @@ from skyward.providers.aws.api import Where, chosen_profile, convert_errors, loa
 from skyward.providers.storage import MountWay, StoredObject
 from skyward.request.volume import GrantedVolume, StorageKey, Volume, VolumeAccess
 
-__all__ = ["Bucket", "grant", "grant_with", "mount_ways", "open_store", "session_policy"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -13,22 +13,6 @@ from urllib.parse import parse_qs
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
-__all__ = [
-    "DEFAULT_PRICES",
-    "IMAGES",
-    "ApiResponse",
-    "AwsCall",
-    "Capacity",
-    "Market",
-    "PublicImage",
-    "by_number",
-    "error",
-    "json_answer",
-    "read_call",
-    "without_instances",
-    "xml_answer",
-]
-
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/")
 _EC2_NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 

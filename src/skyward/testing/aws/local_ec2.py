@@ -46,8 +46,6 @@ from skyward.testing.loopback import Faults, drop_connection, reserve_network, s
 if TYPE_CHECKING:
     import pytest  # for its users' annotation only: this module works without it
 
-__all__ = ["ApiServer", "AwsFault", "Fleets", "LocalEC2", "use_ec2"]
-
 _TEMPLATE = "LaunchTemplateConfigs.1.LaunchTemplateSpecification."
 _OVERRIDE = "LaunchTemplateConfigs.1.Overrides"
 _XML_NAMES = {"InstanceType": "instanceType", "SubnetId": "subnetId", "AvailabilityZone": "availabilityZone"}

@@ -21,18 +21,6 @@ from skyward.testing.loopback import serve
 if TYPE_CHECKING:
     from werkzeug.serving import BaseWSGIServer
 
-__all__ = [
-    "METADATA_VARIABLE",
-    "POWER_OFF_PATH",
-    "EmulatedMachine",
-    "Looks",
-    "MakeMachine",
-    "Metadata",
-    "Region",
-    "UserData",
-    "read_user_data",
-]
-
 METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """Environment variable of AWS's libraries with the URL of another metadata service."""
 
