@@ -46,11 +46,11 @@ def serve(application: Any, address: str, name: str, port: int = 0) -> tuple[Bas
 
 
 @contextlib.contextmanager
-def serving(application: Any, name: str) -> Generator[str]:
-    """Serve a WSGI ``application`` at 127.0.0.1, in threads named ``name``, and yield its URL."""
-    server, thread = serve(application, "127.0.0.1", name)
+def serving(application: Any, name: str, address: str = "127.0.0.1") -> Generator[str]:
+    """Serve a WSGI ``application`` at ``address``, in threads named ``name``, and yield its URL."""
+    server, thread = serve(application, address, name)
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://{address}:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

@@ -6,12 +6,14 @@ import io
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import parse_qs
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
+
+from werkzeug import Response
 
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/([^/]+)/")
 _EC2_NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
@@ -44,22 +46,24 @@ class AwsCall:
         return {name: self.listed(f"Filter.{number}.Value") for number, name in numbers.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiResponse:
-    """HTTP response to a call."""
-
-    status: int
-    body: bytes
-    content_type: str
-    headers: tuple[tuple[str, str], ...] = ()
-
-
 def by_number(parameters: Mapping[str, Any], name: str, member: str = "") -> Mapping[int, Any]:
     """Return the values of ``name.1member``, ``name.2member`` … by their numbers, in order."""
     found: dict[int, Any] = {}
     while (value := parameters.get(f"{name}.{len(found) + 1}{member}")) is not None:
         found[len(found) + 1] = value
     return found
+
+
+def nested(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return EC2's flat parameters as a tree: ``{"Tag.1.Key": "a"}`` is ``{"Tag": {"1": {"Key": "a"}}}``."""
+    tree: dict[str, Any] = {}
+    for name, value in parameters.items():
+        *path, last = name.split(".")
+        place = tree
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return tree
 
 
 def read_call(environ: dict[str, Any]) -> AwsCall:
@@ -80,7 +84,7 @@ def read_call(environ: dict[str, Any]) -> AwsCall:
     return AwsCall(service=service, action=action, region=region)
 
 
-def error(call: AwsCall, code: str, message: str, status: int) -> ApiResponse:
+def error(call: AwsCall, code: str, message: str, status: int) -> Response:
     """Return a refusal in the format of the service that was called."""
     if call.service in {"ssm", "pricing", "servicequotas", "service-quotas"}:
         return json_answer({"__type": code, "message": message}, status=status)
@@ -91,34 +95,35 @@ def error(call: AwsCall, code: str, message: str, status: int) -> ApiResponse:
         text = f"<Error>{xml}<RequestId>skyward</RequestId></Error>"
     else:
         text = f"<ErrorResponse><Error><Type>Sender</Type>{xml}</Error><RequestId>skyward</RequestId></ErrorResponse>"
-    return ApiResponse(status=status, body=f'<?xml version="1.0"?>{text}'.encode(), content_type="text/xml")
+    return Response(f'<?xml version="1.0"?>{text}', status, content_type="text/xml")
 
 
-def json_answer(content: object, *, status: int = 200) -> ApiResponse:
+def json_answer(content: object, *, status: int = 200) -> Response:
     """Return a response of a service with a JSON API."""
-    return ApiResponse(status=status, body=json.dumps(content).encode(), content_type="application/x-amz-json-1.1")
+    return Response(json.dumps(content), status, content_type="application/x-amz-json-1.1")
 
 
-def xml_answer(action: str, content: Mapping[str, Any]) -> ApiResponse:
+def xml_answer(action: str, content: Mapping[str, Any]) -> Response:
     """Return a response of EC2's: a mapping becomes nested elements, a sequence ``item`` elements."""
     text = (
         f'<{action}Response xmlns="{_EC2_NAMESPACE}"><requestId>skyward</requestId>{_xml(content)}</{action}Response>'
     )
-    return ApiResponse(status=200, body=f'<?xml version="1.0"?>{text}'.encode(), content_type="text/xml")
+    return Response(f'<?xml version="1.0"?>{text}', content_type="text/xml")
 
 
-def without_instances(answer: ApiResponse, hidden: Collection[str]) -> ApiResponse:
+def without_instances(answer: Response, hidden: Collection[str]) -> Response:
     """Remove the ``hidden`` instances from an answer to ``DescribeInstances``."""
-    if not hidden or answer.status >= 300:  # noqa: PLR2004 - redirects and errors of HTTP
+    if not hidden or answer.status_code >= 300:  # noqa: PLR2004 - redirects and errors of HTTP
         return answer
-    tree = ET.fromstring(answer.body)  # noqa: S314 - moto wrote it
+    tree = ET.fromstring(answer.data)  # noqa: S314 - moto wrote it
     for parent in reversed(list(tree.iter())):  # instances before their reservations
         for child in list(parent):
             instances = child.find("{*}instancesSet")
             empty = instances is not None and not len(instances)
             if empty or child.findtext("{*}instanceId") in hidden:
                 parent.remove(child)
-    return replace(answer, body=ET.tostring(tree))
+    answer.data = ET.tostring(tree)
+    return answer
 
 
 def _xml(content: Any) -> str:
@@ -155,70 +160,32 @@ DEFAULT_PRICES: Final[Mapping[str, float]] = {
 
 _SPOT_SHARE: Final = 0.35
 _PLENTY: Final = 10_000.0
-_SECURITY = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublicImage:
-    """Image published by AWS or Canonical.
-
-    Attributes:
-        id: ``"ami-…"``.
-        name: its name.
-        owner: the account that publishes it.
-        architecture: ``"x86_64"`` or ``"arm64"``.
-        parameters: SSM's public parameters that name it.
-        volume_gib: the size of its root volume.
-    """
+class PublicImage(NamedTuple):
+    """Image published by AWS or Canonical, and the name that parameters of Systems Manager give to it."""
 
     id: str
     name: str
     owner: str
     architecture: str
-    parameters: tuple[str, ...]
+    parameter: str
     volume_gib: int
 
 
-def _canonical(image_id: str, architecture: str, word: str) -> PublicImage:
-    places = [f"ubuntu/server/{release}/stable/current/{word}/hvm/ebs-gp3/ami-id" for release in ("24.04", "noble")]
-    return PublicImage(
-        id=image_id,
-        name=f"ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-{word}-server-20260901",
-        owner="099720109477",
-        architecture=architecture,
-        parameters=tuple(f"/aws/service/canonical/{place}" for place in places),
-        volume_gib=8,
-    )
-
-
-def _deep_learning(image_id: str, architecture: str) -> PublicImage:
-    place = f"/aws/service/deeplearning/ami/{architecture}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-    return PublicImage(
-        id=image_id,
-        name=f"{_SECURITY} 20260901",
-        owner="898082745236",
-        architecture=architecture,
-        parameters=(place,),
-        volume_gib=65,
-    )
-
-
-IMAGES: Final[tuple[PublicImage, ...]] = (
-    _canonical("ami-0ca0000000000024a", "x86_64", "amd64"),
-    _canonical("ami-0ca0000000000024b", "arm64", "arm64"),
-    _deep_learning("ami-0de000000000024aa", "x86_64"),
-    _deep_learning("ami-0de000000000024bb", "arm64"),
-    PublicImage(
-        id="ami-0ee000000000024aa",
-        name="Deep Learning Base AMI with Neuron (Ubuntu 24.04) 20260901",
-        owner="898082745236",
-        architecture="x86_64",
-        parameters=(
-            "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id",
-            "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
-        ),
-        volume_gib=100,
-    ),
+_UBUNTU: Final = "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-{}-server-20260901"
+_UBUNTU_AT: Final = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{}/hvm/ebs-gp3/ami-id"
+_NVIDIA: Final = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260901"
+_NVIDIA_AT: Final = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_NEURON: Final = "Deep Learning Base AMI with Neuron (Ubuntu 24.04) 20260901"
+_NEURON_AT: Final = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
+_CANONICAL, _AMAZON = "099720109477", "898082745236"
+IMAGES: Final = (
+    PublicImage("ami-0ca0000000000024a", _UBUNTU.format("amd64"), _CANONICAL, "x86_64", _UBUNTU_AT.format("amd64"), 8),
+    PublicImage("ami-0ca0000000000024b", _UBUNTU.format("arm64"), _CANONICAL, "arm64", _UBUNTU_AT.format("arm64"), 8),
+    PublicImage("ami-0de000000000024aa", _NVIDIA, _AMAZON, "x86_64", _NVIDIA_AT.format("x86_64"), 65),
+    PublicImage("ami-0de000000000024bb", _NVIDIA, _AMAZON, "arm64", _NVIDIA_AT.format("arm64"), 65),
+    PublicImage("ami-0ee000000000024aa", _NEURON, _AMAZON, "x86_64", _NEURON_AT, 100),
 )
 """Images that can be launched, the same in every region."""
 
@@ -283,7 +250,7 @@ class Market:
                     return limit.code
         return ""
 
-    def answer(self, call: AwsCall, offered: Sequence[tuple[str, str]]) -> ApiResponse | None:
+    def answer(self, call: AwsCall, offered: Sequence[tuple[str, str]]) -> Response | None:
         """Answer a call about prices, quotas or parameters, else return None. ``offered`` lists type and zone."""
         match call.service, call.action:
             case "pricing", "GetProducts":
@@ -293,7 +260,7 @@ class Market:
                 return json_answer({"Quota": self._quota(code)})
             case "servicequotas", "ListServiceQuotas":
                 return json_answer({"Quotas": [self._quota(code) for code in self.quotas]})
-            case "ssm", "GetParameter" | "GetParameters" | "GetParametersByPath":
+            case "ssm", _:
                 return _parameters(call)
             case "ec2", "DescribeSpotPriceHistory":
                 return xml_answer(call.action, {"spotPriceHistorySet": self._spot_history(call, offered)})
@@ -348,27 +315,16 @@ def _product(name: str, price: float, region: str) -> Mapping[str, Any]:
     }
 
 
-def _parameters(call: AwsCall) -> ApiResponse | None:
+def _parameters(call: AwsCall) -> Response | None:
     """Answer a call about the public images' parameters; return None for other names."""
-    known = {name: image.id for image in IMAGES for name in image.parameters}
-    asked = call.parameters
+    row = {"Type": "String", "Version": 1, "DataType": "text"}
+    known = {image.parameter: {**row, "Name": image.parameter, "Value": image.id} for image in IMAGES}
     match call.action:
-        case "GetParameter" if asked["Name"] in known:
-            return json_answer({"Parameter": _parameter(asked["Name"], known)})
-        case "GetParameters":
-            names = asked["Names"]
-            found = [_parameter(name, known) for name in names if name in known]
-            return json_answer(
-                {"Parameters": found, "InvalidParameters": [each for each in names if each not in known]}
-            )
+        case "GetParameter" if (name := call.parameters["Name"]) in known:
+            return json_answer({"Parameter": known[name]})
         case "GetParametersByPath":
-            below = [name for name in known if name.startswith(asked["Path"].rstrip("/") + "/")]
-            return json_answer({"Parameters": [_parameter(name, known) for name in below]}) if below else None
-        case "GetParameter" if asked["Name"].startswith(("/aws/service/deeplearning", "/aws/service/canonical")):
-            return error(call, "ParameterNotFound", "", 400)
+            below = call.parameters["Path"].rstrip("/") + "/"
+            rows = [row for name, row in known.items() if name.startswith(below)]
+            return json_answer({"Parameters": rows}) if rows else None
         case _:
             return None
-
-
-def _parameter(name: str, known: Mapping[str, str]) -> Mapping[str, object]:
-    return {"Name": name, "Type": "String", "Value": known[name], "Version": 1, "DataType": "text"}

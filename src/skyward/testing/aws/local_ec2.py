@@ -9,24 +9,25 @@ import os
 import pwd
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, cast
+
+from werkzeug import Response
 
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.providers._common.cached_answers import forget
 from skyward.providers.aws.provider import AWS
 from skyward.provision.preparing import machine_size
 from skyward.testing.aws.ec2_market import (
-    ApiResponse,
     AwsCall,
     Market,
-    by_number,
     error,
+    nested,
     read_call,
     without_instances,
     xml_answer,
@@ -46,31 +47,7 @@ from skyward.testing.loopback import Faults, drop_connection, reserve_network, s
 if TYPE_CHECKING:
     import pytest  # for its users' annotation only: this module works without it
 
-_TEMPLATE = "LaunchTemplateConfigs.1.LaunchTemplateSpecification."
-_OVERRIDE = "LaunchTemplateConfigs.1.Overrides"
-_XML_NAMES = {"InstanceType": "instanceType", "SubnetId": "subnetId", "AvailabilityZone": "availabilityZone"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """Candidate of a fleet.
-
-    Attributes:
-        type: instance type.
-        zone: its zone.
-        spot: True on the spot market.
-        override: the override in the call.
-    """
-
-    type: str
-    zone: str
-    spot: bool
-    override: Mapping[str, str]
-
-    def described(self) -> Mapping[str, Any]:
-        """Return the candidate as in an answer."""
-        members = {_XML_NAMES[name]: value for name, value in self.override.items() if name in _XML_NAMES}
-        return {"lifecycle": "spot" if self.spot else "on-demand", "launchTemplateAndOverrides": {"overrides": members}}
+_OVERRIDE_MEMBERS = {"InstanceType": "instanceType", "SubnetId": "subnetId", "AvailabilityZone": "availabilityZone"}
 
 
 class Fleets:
@@ -85,7 +62,7 @@ class Fleets:
         self._numbers = itertools.count(1)
         self._instances: dict[str, list[str]] = {}
 
-    def answer(self, call: AwsCall, region: Region) -> ApiResponse | None:
+    def answer(self, call: AwsCall, region: Region) -> Response | None:
         """Answer a call about fleets; return None for other calls."""
         match call.action:
             case "CreateFleet":
@@ -95,129 +72,104 @@ class Fleets:
             case _:
                 return None
 
-    def _create(self, call: AwsCall, region: Region) -> ApiResponse:
-        if call.parameters.get("Type") != "instant":
+    def _create(self, call: AwsCall, region: Region) -> Response:
+        asked = nested(call.parameters)
+        if asked.get("Type") != "instant":
             return error(call, "InvalidParameterValue", "only fleets of the type instant are implemented", 400)
-        if call.parameters.get("DryRun") == "true":
+        if asked.get("DryRun") == "true":
             return error(call, "DryRunOperation", "it would have succeeded", 412)
-        template = self._template(call, region.name)
-        got: list[Mapping[str, Any]] = []
+        config = asked["LaunchTemplateConfigs"]["1"]
+        template = self._template(config["LaunchTemplateSpecification"], region.name)
+        tags = [
+            {"ResourceType": each["ResourceType"], "Tags": [*each["Tag"].values()]}
+            for each in asked.get("TagSpecification", {}).values()
+            if each["ResourceType"] != "fleet"
+        ]
+        template["TagSpecifications"] = [*template["TagSpecifications"], *tags]
+        bought: list[Mapping[str, Any]] = []
         refused: list[Mapping[str, Any]] = []
-        for spot in _wanted(call):
-            bought = self._buy(_candidates(call, region, template, spot=spot), region, template, _tags(call), refused)
-            got += [] if bought is None else [bought]
+        for spot in _wanted_markets(asked["TargetCapacitySpecification"]):
+            strategy = asked.get("SpotOptions" if spot else "OnDemandOptions", {}).get("AllocationStrategy", "")
+            overrides = [*config.get("Overrides", {"1": {}}).values()]
+            candidates = _rank_overrides(overrides, region, template, strategy, spot=spot)
+            refusals: list[Mapping[str, Any]] = []
+            for override, zone in candidates:
+                item = self._buy(override, zone, region, template, spot=spot)
+                if "instanceIds" in item:
+                    bought.append(item)
+                    break
+                refusals.append(item)
+            else:
+                refused += refusals
         number = f"fleet-{next(self._numbers):017x}"
-        self._instances[number] = [each["instanceIds"][0] for each in got]
-        return xml_answer(call.action, {"fleetId": number, "errorSet": refused, "fleetInstanceSet": got})
+        self._instances[number] = [each["instanceIds"][0] for each in bought]
+        return xml_answer(call.action, {"fleetId": number, "errorSet": refused, "fleetInstanceSet": bought})
 
-    def _delete(self, call: AwsCall, region: Region) -> ApiResponse:
+    def _delete(self, call: AwsCall, region: Region) -> Response:
         asked = call.listed("FleetId")
         if call.parameters.get("TerminateInstances", "false").lower() == "true":
-            ids = [each for fleet in asked for each in self._instances.get(fleet, [])]
-            region.terminate_instances(ids)
+            region.terminate_instances([each for fleet in asked for each in self._instances.get(fleet, [])])
         deleted = [{"fleetId": fleet, "currentFleetState": "deleted_terminating"} for fleet in asked]
         return xml_answer(call.action, {"successfulFleetDeletionSet": deleted})
 
-    def _template(self, call: AwsCall, region: str) -> Mapping[str, Any]:
+    def _template(self, wanted: Mapping[str, str], region: str) -> dict[str, Any]:
         """Return the launch template's data as parameters of ``RunInstances``."""
-        names = {name: call.parameters.get(f"{_TEMPLATE}{name}") for name in ("LaunchTemplateId", "LaunchTemplateName")}
-        known = {name: value for name, value in names.items() if value}
-        version = call.parameters.get(f"{_TEMPLATE}Version", "$Default")
-        found = self._client(region).describe_launch_template_versions(**known, Versions=[version])
+        named = {name: wanted[name] for name in ("LaunchTemplateId", "LaunchTemplateName") if name in wanted}
+        version = wanted.get("Version", "$Default")
+        found = self._client(region).describe_launch_template_versions(**named, Versions=[version])
         data = dict(found["LaunchTemplateVersions"][0]["LaunchTemplateData"])
         if "UserData" in data:  # encoded in a template; a client of RunInstances encodes it itself
             data["UserData"] = base64.b64decode(data["UserData"]).decode()
-        data["TagSpecifications"] = [
-            each for each in data.get("TagSpecifications", []) if each["ResourceType"] != "launch-template"
-        ]
-        return data
+        tags = data.get("TagSpecifications", [])
+        return data | {"TagSpecifications": [each for each in tags if each["ResourceType"] != "launch-template"]}
 
     def _buy(
-        self,
-        candidates: Sequence[_Candidate],
-        region: Region,
-        template: Mapping[str, Any],
-        tags: Sequence[Mapping[str, Any]],
-        refused: list[Mapping[str, Any]],
-    ) -> Mapping[str, Any] | None:
-        """Launch the first available candidate; if there is none, append all refusals to ``refused``."""
-        refusals: list[Mapping[str, Any]] = []
-        for candidate in candidates:
-            running = region.running()
-            code = region.market.refusal(candidate.type, candidate.zone, spot=candidate.spot, running=running)
-            if not code:
-                instance_id = self._run(candidate, region, template, tags)
-                place = {"availabilityZone": candidate.zone, "instanceType": candidate.type}
-                return {**candidate.described(), "instanceIds": [instance_id], **place}
-            text = f"We have no sufficient {candidate.type} capacity in {candidate.zone}."
-            refusals.append({**candidate.described(), "errorCode": code, "errorMessage": text})
-        refused += refusals
-        return None
-
-    def _run(
-        self,
-        candidate: _Candidate,
-        region: Region,
-        template: Mapping[str, Any],
-        tags: Sequence[Mapping[str, Any]],
-    ) -> str:
-        arguments: dict[str, Any] = dict(template) | {
-            name: value for name, value in candidate.override.items() if name in ("InstanceType", "SubnetId", "ImageId")
+        self, override: Mapping[str, str], zone: str, region: Region, template: Mapping[str, Any], *, spot: bool
+    ) -> Mapping[str, Any]:
+        """Launch a machine, and return it as an item of the fleet's answer; or the refusal."""
+        kind = override.get("InstanceType") or template["InstanceType"]
+        members = {_OVERRIDE_MEMBERS[name]: value for name, value in override.items() if name in _OVERRIDE_MEMBERS}
+        market = "spot" if spot else "on-demand"
+        item = {"lifecycle": market, "launchTemplateAndOverrides": {"overrides": members}}
+        if code := region.market.refusal(kind, zone, spot=spot, running=region.running()):
+            text = f"We have no sufficient {kind} capacity in {zone}."
+            return {**item, "errorCode": code, "errorMessage": text}
+        run: dict[str, Any] = dict(template) | {
+            name: value for name, value in override.items() if name in ("InstanceType", "SubnetId", "ImageId")
         }
-        if "SubnetId" in candidate.override and arguments.get("NetworkInterfaces"):
-            first, *others = arguments["NetworkInterfaces"]
-            arguments["NetworkInterfaces"] = [dict(first) | {"SubnetId": arguments.pop("SubnetId")}, *others]
-        if candidate.spot:
-            arguments["InstanceMarketOptions"] = {"MarketType": "spot"}
-        arguments["TagSpecifications"] = [*template["TagSpecifications"], *tags]
-        if not arguments["TagSpecifications"]:
-            del arguments["TagSpecifications"]
-        (instance,) = self._client(region.name).run_instances(MinCount=1, MaxCount=1, **arguments)["Instances"]
-        return instance["InstanceId"]
+        if "SubnetId" in override and run.get("NetworkInterfaces"):
+            first, *others = run["NetworkInterfaces"]
+            run["NetworkInterfaces"] = [dict(first) | {"SubnetId": run.pop("SubnetId")}, *others]
+        if spot:
+            run["InstanceMarketOptions"] = {"MarketType": "spot"}
+        if not run["TagSpecifications"]:
+            del run["TagSpecifications"]
+        (instance,) = self._client(region.name).run_instances(MinCount=1, MaxCount=1, **run)["Instances"]
+        return {**item, "instanceIds": [instance["InstanceId"]], "availabilityZone": zone, "instanceType": kind}
 
 
-def _wanted(call: AwsCall) -> Iterator[bool]:
-    """Yield one item for each machine: True on spot."""
-    asked = {
-        name: int(call.parameters.get(f"TargetCapacitySpecification.{name}", 0))
-        for name in ("TotalTargetCapacity", "OnDemandTargetCapacity", "SpotTargetCapacity")
-    }
-    default = call.parameters.get("TargetCapacitySpecification.DefaultTargetCapacityType", "on-demand") == "spot"
-    rest = asked["TotalTargetCapacity"] - asked["OnDemandTargetCapacity"] - asked["SpotTargetCapacity"]
-    yield from itertools.repeat(False, asked["OnDemandTargetCapacity"])  # noqa: FBT003 - an element, no flag
-    yield from itertools.repeat(True, asked["SpotTargetCapacity"])  # noqa: FBT003 - an element, no flag
-    yield from itertools.repeat(default, rest)
+def _wanted_markets(target: Mapping[str, str]) -> list[bool]:
+    """Return one item for each machine of a fleet: True on spot."""
+    on_demand, spot = int(target.get("OnDemandTargetCapacity", 0)), int(target.get("SpotTargetCapacity", 0))
+    rest = int(target["TotalTargetCapacity"]) - on_demand - spot
+    default = target.get("DefaultTargetCapacityType", "on-demand") == "spot"
+    return [False] * on_demand + [True] * spot + [default] * rest
 
 
-def _candidates(call: AwsCall, region: Region, template: Mapping[str, Any], *, spot: bool) -> Sequence[_Candidate]:
-    """Return the overrides by priority, where that is the strategy, then by price; unknown prices are last."""
-    strategy = call.parameters.get(f"{'Spot' if spot else 'OnDemand'}Options.AllocationStrategy", "")
-    found: list[tuple[float, float, int, _Candidate]] = []
+def _rank_overrides(
+    overrides: Sequence[Mapping[str, str]], region: Region, template: Mapping[str, Any], strategy: str, *, spot: bool
+) -> list[tuple[Mapping[str, str], str]]:
+    """Return overrides with their zones, by priority where that is the strategy, then by price; unknown ones last."""
     offered = set(region.offered())
-    for number in range(1, 1 + len(by_number(call.parameters, _OVERRIDE, ".InstanceType")) or 2):
-        start = f"{_OVERRIDE}.{number}."
-        override = {name[len(start) :]: value for name, value in call.parameters.items() if name.startswith(start)}
-        name = override.get("InstanceType") or template["InstanceType"]
+    found: list[tuple[tuple[float, float], Mapping[str, str], str]] = []
+    for override in overrides:
+        kind = override.get("InstanceType") or template["InstanceType"]
         zone = override.get("AvailabilityZone") or region.zone_of(override.get("SubnetId"))
-        prices = region.market.spot_price(name, zone) if spot else region.market.prices.get(name)
-        if (name, zone) in offered:
-            candidate = _Candidate(type=name, zone=zone, spot=spot, override=override)
-            price = float("inf") if prices is None else prices
-            priority = float(override.get("Priority", 0)) if "prioritized" in strategy else 0.0
-            found.append((priority, price, number, candidate))
-    return [candidate for *_, candidate in sorted(found, key=lambda each: each[:3])]
-
-
-def _tags(call: AwsCall) -> Sequence[Mapping[str, Any]]:
-    """Return the call's tag specifications, except the fleet's own."""
-    found: list[Mapping[str, Any]] = []
-    for number, kind in by_number(call.parameters, "TagSpecification", ".ResourceType").items():
-        start = f"TagSpecification.{number}.Tag"
-        keys, values = by_number(call.parameters, start, ".Key"), by_number(call.parameters, start, ".Value")
-        if kind != "fleet":
-            tags = [{"Key": key, "Value": values[index]} for index, key in keys.items()]
-            found.append({"ResourceType": kind, "Tags": tags})
-    return found
+        price = region.market.spot_price(kind, zone) if spot else region.market.prices.get(kind)
+        priority = float(override.get("Priority", 0)) if "prioritized" in strategy else 0.0
+        if (kind, zone) in offered:
+            found.append(((priority, float("inf") if price is None else price), override, zone))
+    return [(override, zone) for _, override, zone in sorted(found, key=lambda each: each[0])]
 
 
 _CAPACITY_CODES: Final = (b"<Code>InsufficientInstanceCapacity<", b"<Code>InsufficientCapacity<")
@@ -246,52 +198,41 @@ class AwsFault:
             raise ConfigurationError("a fault has either a code or a dropped connection")
 
 
+@dataclass(kw_only=True, eq=False)
 class ApiServer:
     """WSGI application of the API. Calls take effect one at a time.
 
-    Args:
+    Attributes:
         faults: plan of failing calls.
         market: answers calls about prices, quotas and parameters.
         fleets: answers calls about fleets.
         region: returns the region of that name.
         client_address: public address of every client, as answered at ``/checkip``.
-
-    Attributes:
         calls: every call, in order, including failed ones.
         lock: held while a call takes effect.
         moto: moto's application; None while closed.
     """
 
-    _catalogues: ClassVar[dict[str, ApiResponse]] = {}
+    _catalogues: ClassVar[dict[str, Response]] = {}
 
-    def __init__(
-        self,
-        faults: Faults[AwsFault],
-        market: Market,
-        fleets: Fleets,
-        region: Callable[[str], Region],
-        *,
-        client_address: str,
-    ) -> None:
-        self.calls: list[AwsCall] = []
-        self.lock = threading.RLock()
-        self.moto: Any = None
-        self._faults = faults
-        self._market = market
-        self._fleets = fleets
-        self._region = region
-        self._client_address = client_address
-        self._tokens: dict[tuple[str, str], tuple[Mapping[str, Any], ApiResponse]] = {}
+    faults: Faults[AwsFault]
+    market: Market
+    fleets: Fleets
+    region: Callable[[str], Region]
+    client_address: str
+    calls: list[AwsCall] = field(default_factory=list[AwsCall])
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    moto: Any = None
+    _tokens: dict[tuple[str, str], tuple[Mapping[str, Any], Response]] = field(default_factory=dict[Any, Any])
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer a request."""
         if environ["PATH_INFO"] == "/checkip":
-            start_response("200 OK", [("Content-Type", "text/plain")])
-            return [f"{self._client_address}\n".encode()]
+            return Response(f"{self.client_address}\n")(environ, start_response)
         call = read_call(environ)
         with self.lock:
             self.calls.append(call)
-            fault = self._faults.met(call.action)
+            fault = self.faults.met(call.action)
             if fault is not None and fault.dropped == "before":
                 drop_connection(environ)
             if fault is not None and fault.code:
@@ -300,14 +241,9 @@ class ApiServer:
                 answer = self._once(call, environ)
         if fault is not None and fault.dropped == "after":
             drop_connection(environ)
-        headers = [("Content-Type", answer.content_type), *answer.headers]
-        if environ["REQUEST_METHOD"] != "HEAD":  # a response to HEAD keeps moto's Content-Length
-            headers = [each for each in headers if each[0].lower() != "content-length"]
-            headers.append(("Content-Length", str(len(answer.body))))
-        start_response(f"{answer.status} {answer.status}", headers)
-        return [answer.body]
+        return answer(environ, start_response)
 
-    def _once(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
+    def _once(self, call: AwsCall, environ: dict[str, Any]) -> Response:
         """Answer a call; calls with the same client token take effect once."""
         token = call.parameters.get("ClientToken") if call.service == "ec2" else None
         if not token:
@@ -315,7 +251,7 @@ class ApiServer:
         known = self._tokens.get((call.action, token))
         if known is None:
             answer = self._answer(call, environ)
-            if answer.status == _OK:
+            if answer.status_code == _OK:
                 self._tokens[call.action, token] = (call.parameters, answer)
             return answer
         parameters, answer = known
@@ -324,10 +260,10 @@ class ApiServer:
             return error(call, "IdempotentParameterMismatch", text, _BAD_REQUEST)
         return answer
 
-    def _answer(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
+    def _answer(self, call: AwsCall, environ: dict[str, Any]) -> Response:
         if not call.region or call.service not in {"ec2", "pricing", "servicequotas", "ssm"}:
             return self._ask_moto(environ)
-        region = self._region(call.region)
+        region = self.region(call.region)
         if call.action in _CATALOGUE:
             return self._ask_catalogue(call, environ)
         hidden: Sequence[str] = ()
@@ -337,28 +273,22 @@ class ApiServer:
             if missing := set(hidden) & set(asked):
                 text = f"The instance IDs '{', '.join(sorted(missing))}' do not exist"
                 return error(call, "InvalidInstanceID.NotFound", text, _BAD_REQUEST)
-        answer = self._market.answer(call, region.offered() if "Spot" in call.action else ())
-        answer = answer or (self._fleets.answer(call, region) if call.service == "ec2" else None)
+        answer = self.market.answer(call, region.offered() if "Spot" in call.action else ())
+        answer = answer or (self.fleets.answer(call, region) if call.service == "ec2" else None)
         return answer or without_instances(self._ask_moto(environ), hidden)
 
-    def _ask_catalogue(self, call: AwsCall, environ: dict[str, Any]) -> ApiResponse:
+    def _ask_catalogue(self, call: AwsCall, environ: dict[str, Any]) -> Response:
         """Return the answer about machine types, the same in every account: it takes moto 20 to 60 ms."""
-        asked = repr((call.action, call.region, sorted(call.parameters.items()), sorted(self._market.prices)))
+        asked = repr((call.action, call.region, sorted(call.parameters.items()), sorted(self.market.prices)))
         if asked not in self._catalogues:
             self._catalogues[asked] = self._ask_moto(environ)
         return self._catalogues[asked]
 
-    def _ask_moto(self, environ: dict[str, Any]) -> ApiResponse:
-        from werkzeug.test import run_wsgi_app
-
-        parts, status, headers = run_wsgi_app(self.moto, environ, buffered=True)
-        body = b"".join(parts)
-        code = int(status.split()[0])
-        if code == _BAD_REQUEST and any(each in body for each in _CAPACITY_CODES):
-            code = _SERVER_ERROR  # EC2 answers these with 500, moto with 400
-        others = [(name, value) for name, value in headers if name.lower() != "content-type"]
-        content_type = headers.get("Content-Type", "text/xml")
-        return ApiResponse(status=code, body=body, content_type=content_type, headers=tuple(others))
+    def _ask_moto(self, environ: dict[str, Any]) -> Response:
+        answer = Response.from_app(self.moto, environ, buffered=True)
+        if answer.status_code == _BAD_REQUEST and any(each in answer.data for each in _CAPACITY_CODES):
+            answer.status_code = _SERVER_ERROR  # EC2 answers these with 500, moto with 400
+        return answer
 
 
 _SSH_PORT: Final = 22022
@@ -430,7 +360,13 @@ class LocalEC2:
         self._regions: dict[str, Region] = {}
         self._clients: dict[tuple[str, str], Any] = {}
         fleets = Fleets(lambda region: self.client("ec2", region))
-        self._api = ApiServer(self._faults, self.market, fleets, self._region, client_address="127.0.0.1")
+        self._api = ApiServer(
+            faults=self._faults,
+            market=self.market,
+            fleets=fleets,
+            region=self._region,
+            client_address="127.0.0.1",
+        )
         self._timers: list[threading.Timer] = []
         self._stack = contextlib.ExitStack()
         self._network = ""
@@ -600,25 +536,15 @@ class LocalEC2:
                 market=self.market,
                 looks=self._looks,
                 next_address=lambda: f"{self._network}.{next(self._hosts)}",
-                make_machine=self._machine if self._machines else None,
+                make_machine=self._new_machine() if self._machines else None,
                 threads=self._threads,
             )
         return self._regions[name]
 
-    def _machine(
-        self, instance_id: str, address: str, user_data: UserData, facts: Mapping[str, str], off: Callable[[], None]
-    ) -> EmulatedMachine:
+    def _new_machine(self) -> Callable[..., EmulatedMachine]:
         assert self._folder is not None
-        return EmulatedMachine(
-            folder=self._folder / instance_id,
-            address=address,
-            port=self.ssh_port,
-            user_data=user_data,
-            facts=facts,
-            env=self._env,
-            cache=self._cache or self._folder / "cache",
-            switched_off=off,
-        )
+        cache = self._cache or self._folder / "cache"
+        return partial(EmulatedMachine, root=self._folder, port=self.ssh_port, env=self._env, cache=cache)
 
     def _end(self, region: Region, instance_id: str) -> None:
         with self._api.lock:
@@ -656,37 +582,34 @@ def use_ec2(ec2: LocalEC2, patch: pytest.MonkeyPatch, settings: Mapping[str, Any
 @contextlib.contextmanager
 def _in_use(ec2: LocalEC2) -> Generator[None]:
     """Make pools of this process find and accept the machines of ``ec2``."""
-    variables = {name: os.environ.get(name) for name in ec2.environment}
-    changes = [(AWS, name, value) for name, value in ec2.settings.items()]
-    changes += [(machine_size, name, value) for name, value in _SIZES.items()]
-    before = [(target, name, getattr(target, name)) for target, name, _ in changes]
-    os.environ.update(ec2.environment)
-    for target, name, value in changes:
-        setattr(target, name, value)
-    forget("aws", ec2.endpoint_url)
+    with _variables(ec2.environment), contextlib.ExitStack() as before:
+        for target, values in ((AWS, ec2.settings), (machine_size, _SIZES)):
+            for name, value in values.items():
+                before.callback(setattr, target, name, getattr(target, name))
+                setattr(target, name, value)
+        forget("aws", ec2.endpoint_url)
+        yield
+
+
+def _no_default_images() -> contextlib.AbstractContextManager[None]:
+    """Keep moto from making its 1,301 images for each region: 0.3 s of processor time; no pool looks for them."""
+    name = "MOTO_EC2_LOAD_DEFAULT_AMIS"
+    return _variables({name: os.environ.get(name) or "false"})
+
+
+@contextlib.contextmanager
+def _variables(variables: Mapping[str, str]) -> Generator[None]:
+    """Set environment variables, and take them back."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for target, name, value in before:
-            setattr(target, name, value)
-        for name, value in variables.items():
+        for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _no_default_images() -> Generator[None]:
-    """Keep moto from making its 1,301 images for each region: 0.3 s of processor time; no pool looks for them."""
-    name = "MOTO_EC2_LOAD_DEFAULT_AMIS"
-    before = os.environ.get(name)
-    os.environ[name] = before or "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
 
 
 @cache

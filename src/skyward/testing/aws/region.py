@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
+
+from werkzeug import Response
 
 from skyward.errors import ConfigurationError
 from skyward.testing.aws.ec2_market import IMAGES, Market
 from skyward.testing.hosts import SshHost, share_cache
-from skyward.testing.loopback import serve
-
-if TYPE_CHECKING:
-    from werkzeug.serving import BaseWSGIServer
+from skyward.testing.loopback import serving
 
 METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """Environment variable of AWS's libraries with the URL of another metadata service."""
@@ -102,11 +103,10 @@ class Metadata:
         self.hint: str | None = None
         self._token = os.urandom(12).hex()
 
-    def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request."""
         status, text = self._answer(environ)
-        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))])
-        return [text.encode()]
+        return Response(text, status)(environ, start_response)
 
     def interrupt(self, in_s: float) -> None:
         """Announce preemption in ``in_s`` seconds."""
@@ -116,22 +116,22 @@ class Metadata:
         """Announce that preemption has become more likely."""
         self.hint = json.dumps({"noticeTime": _time(0)})
 
-    def _answer(self, environ: Mapping[str, Any]) -> tuple[str, str]:
+    def _answer(self, environ: Mapping[str, Any]) -> tuple[int, str]:
         path = environ["PATH_INFO"]
         if path == POWER_OFF_PATH:
             self._power_off()
-            return "200 OK", ""
+            return 200, ""
         if path == "/latest/api/token":
             granted = environ["REQUEST_METHOD"] == "PUT" and environ.get(_TOKEN_TTL, "").isdigit()
-            return ("200 OK", self._token) if granted else ("400 Bad Request", "")
+            return (200, self._token) if granted else (400, "")
         if environ.get(_TOKEN) != self._token:
-            return "401 Unauthorized", ""
+            return 401, ""
         news = {
             "meta-data/spot/instance-action": self.notice,
             "meta-data/events/recommendations/rebalance": self.hint,
         }
         found = (self.facts | news).get(path.removeprefix("/latest/"))
-        return ("404 Not Found", "") if found is None else ("200 OK", found)
+        return (404, "") if found is None else (200, found)
 
 
 def _time(in_s: float) -> str:
@@ -143,7 +143,8 @@ class EmulatedMachine:
     """One machine, from boot to its end. Verbs block and are thread-safe.
 
     Attributes:
-        folder: folder of the machine.
+        id: the instance's id, and the name of its folder.
+        root: folder of all machines.
         address: its address.
         port: port of its sshd.
         user_data: its user data.
@@ -153,7 +154,8 @@ class EmulatedMachine:
         switched_off: called when the machine has shut itself down.
     """
 
-    folder: Path
+    id: str
+    root: Path
     address: str
     port: int
     user_data: UserData
@@ -163,7 +165,7 @@ class EmulatedMachine:
     switched_off: Callable[[], None]
     metadata: Metadata = field(init=False)
     host: SshHost | None = None
-    _services: list[tuple[BaseWSGIServer, threading.Thread]] = field(default_factory=list[Any])
+    _running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _timer: threading.Timer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: bool = False
@@ -180,10 +182,8 @@ class EmulatedMachine:
                 self._timer = threading.Timer(60.0 * self.user_data.shutdown_min, self.switched_off)
                 self._timer.daemon = True
                 self._timer.start()
-            service = serve(self.metadata, self.address, f"metadata-{self.address}")
-            self._services.append(service)
-            self.host = self._prepared(f"http://{self.address}:{service[0].server_port}")
-            self.host.start()
+            url = self._running.enter_context(serving(self.metadata, f"metadata-{self.address}", self.address))
+            self.host = self._running.enter_context(self._new_host(url))
 
     def elapse(self, minutes: int) -> None:
         """Shut it down if its timer is armed, and no longer than ``minutes``."""
@@ -204,33 +204,23 @@ class EmulatedMachine:
                 self._timer.cancel()
                 if self._timer is not threading.current_thread():
                     self._timer.join(_JOIN_S)
-            if self.host is not None:
-                self.host.stop()
-            for server, thread in self._services:
-                server.shutdown()
-                thread.join(_JOIN_S)
-                server.server_close()
-            self._services.clear()
+            self._running.close()
 
-    def _prepared(self, metadata_url: str) -> SshHost:
+    def _new_host(self, metadata_url: str) -> SshHost:
         """Return the host, which has only the keys of its user data."""
-        self.folder.mkdir(parents=True, mode=0o700)
+        folder = self.root / self.id
+        folder.mkdir(parents=True, mode=0o700)
         if self.user_data.host_key:
-            with open(
-                os.open(self.folder / "host_key", os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8"
-            ) as file:
-                file.write(self.user_data.host_key)
+            (folder / "host_key").touch(mode=0o600)
+            (folder / "host_key").write_text(self.user_data.host_key, encoding="utf-8")
         env = dict(self.env) | {METADATA_VARIABLE: metadata_url}
-        host = SshHost(self.folder, address=self.address, client_key=self.folder / "nobodys_key", env=env)
+        host = SshHost(folder, address=self.address, client_key=folder / "nobodys_key", env=env)
         host.port = self.port
         keys = "".join(f"{key}\n" for key in self.user_data.authorized_keys)
         host.authorized_keys.write_text(keys, encoding="utf-8")
         share_cache(host.home, self.cache)
         return host
 
-
-MakeMachine = Callable[[str, str, UserData, Mapping[str, str], Callable[[], None]], EmulatedMachine]
-"""Creates an instance's machine from its id, address, user data, facts, and a callback for its own shutdown."""
 
 ENDED_BY_USER: Final = "Client.UserInitiatedShutdown"
 ENDED_BY_ITSELF: Final = "Client.InstanceInitiatedShutdown"
@@ -288,7 +278,7 @@ class Region:
         market: Market,
         looks: Looks,
         next_address: Callable[[], str],
-        make_machine: MakeMachine | None,
+        make_machine: Callable[..., EmulatedMachine] | None,
         threads: ThreadPoolExecutor,
     ) -> None:
         from moto.core.models import DEFAULT_ACCOUNT_ID
@@ -447,9 +437,13 @@ class Region:
         self._tracked[instance.id] = tracked
         _set_state(instance, "pending", 0)
         if self._make_machine is not None:
-            user_data = read_user_data(_text(instance.user_data))
-            off = lambda: self._switched_off(tracked)  # noqa: E731 - a callback without arguments
-            tracked.machine = self._make_machine(instance.id, address, user_data, self._facts(instance, address), off)
+            tracked.machine = self._make_machine(
+                id=instance.id,
+                address=address,
+                user_data=read_user_data((instance.user_data or b"").decode()),
+                facts=self._facts(instance, address),
+                switched_off=partial(self._switched_off, tracked),
+            )
             tracked.booting = self._threads.submit(tracked.machine.boot)
 
     def _facts(self, instance: Any, address: str) -> Mapping[str, str]:
@@ -511,10 +505,6 @@ def _set_state(instance: Any, name: str, code: int) -> None:
 def _groups(instance: Any) -> set[str]:
     on_nics = (group.id for nic in instance.nics.values() for group in nic.group_set)
     return {group.id for group in instance.security_groups} | set(on_nics)
-
-
-def _text(user_data: Any) -> str:
-    return "" if user_data is None else str(user_data.decode())
 
 
 def _publish_images(backend: Any) -> None:
