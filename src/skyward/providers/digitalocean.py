@@ -26,8 +26,8 @@ from skyward.providers._common.machine_catalogue import (
 )
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
-from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
-from skyward.providers._common.rest_client import ApiAnswer, RestClient
+from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
+from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer, check_settings
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.checks import explain_options, refusal, secret, text, web_address
@@ -237,16 +237,13 @@ REFUSED: Final = RefusalTable(
 def open_api(region: str, token: str | None, endpoint_url: str | None, *, patience_s: float) -> RestClient:
     """Return a client of the API; the token is looked up at each call, so that a newer one counts."""
 
-    async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - a stale token is read once more
-        return {"Authorization": f"Bearer {token or find_token()}"}
-
     def explain(found: Refusal, call: str) -> SkywardError:
         return REFUSED.explain(found, f"digitalocean {region}: {call}", scope=_scope(call))
 
     return RestClient(
         vendor="digitalocean",
         base_url=endpoint_url or API_URL,
-        authorize=authorize,
+        authorize=bearer(lambda: token or find_token()),
         judge=_judge,
         explain=explain,
         reset_header="ratelimit-reset",
@@ -347,7 +344,7 @@ _PROTOCOLS: Final = ("tcp", "udp", "icmp")
 _EVERYWHERE: Final = ("0.0.0.0/0", "::/0")
 
 
-class Droplets:
+class Droplets(MachineApi):
     """Calls of the API that concern droplets and what belongs to them.
 
     Args:
@@ -576,10 +573,6 @@ class DigitalOcean(RentedMachines):
     async def check(self) -> Sequence[Finding]:
         """Check the token and its scopes, the account's state and limit, and the region; creates nothing."""
         return await check_account(self._rest, self.region)
-
-    async def close(self) -> None:
-        """Close the connections to the API."""
-        await self._rest.close()
 
     @property
     def api(self) -> Droplets:

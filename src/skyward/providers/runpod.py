@@ -37,8 +37,8 @@ from skyward.providers._common.machine_catalogue import (
 )
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
-from skyward.providers._common.rented_machines import MachineRecord, RentedContainers, label, labels_of
-from skyward.providers._common.rest_client import ApiAnswer, RestClient
+from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedContainers, label, labels_of
+from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer, check_settings
 from skyward.request.accelerators import model_name
 from skyward.request.checks import explain_options, refusal, secret, text, texts, web_address, whole_number
@@ -266,7 +266,7 @@ def _explain(found: Refusal, call: str) -> SkywardError:
     return TABLE.explain(found, f"RunPod: {call}")
 
 
-class PodAccount:
+class PodAccount(MachineApi):
     """Pods of one account. Each bears its pool and its ledger key in its name; those of clusters are left alone.
 
     Args:
@@ -279,31 +279,20 @@ class PodAccount:
     """
 
     def __init__(self, url: str, api_key: str | None, *, patience_s: float) -> None:
-        async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - a stale key is read once more
-            return {"Authorization": f"Bearer {api_key or find_key()}"}
-
         self.rest = RestClient(
             vendor="RunPod",
             base_url=url,
-            authorize=authorize,
+            authorize=bearer(lambda: api_key or find_key()),
             judge=_judge,
             explain=_explain,
             patience_s=patience_s,
         )
-
-    async def find(self, key: str) -> MachineRecord | None:
-        """Return the pod with that ledger key; None if none is listed."""
-        return next((each for each in await self.listed() if each.key == key), None)
 
     async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
         """Return every pod of Skyward's in the account: one call lists them all."""
         del instance_ids, pool_id
         rows = (await self.rest.read("/v2/pods")).get("pods") or ()
         return [each for row in rows if (each := _parse_pod(row)) is not None]
-
-    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
-        """Return every pod of Skyward's in the account that is not gone."""
-        return [each for each in await self.records((), pool_id) if each.state is not InstanceState.GONE]
 
     async def create(self, body: Mapping[str, Any]) -> MachineRecord:
         """Create a pod, by one call. Raises one of :data:`~skyward.providers.base.REFUSALS` if none was made."""
@@ -320,9 +309,6 @@ class PodAccount:
     async def request_end(self, machine: str) -> None:
         """Request the termination of a pod; raises the refusal."""
         await self.rest.change("DELETE", f"/v2/pods/{machine}")
-
-    async def remove(self, pool_id: str) -> None:
-        """Do nothing: a pool has nothing but pods."""
 
 
 class _PodGpuPayload(VendorPayload):

@@ -35,8 +35,8 @@ from skyward.providers._common.machine_catalogue import (
 )
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
-from skyward.providers._common.rented_machines import MachineRecord, RentedContainers, label, labels_of
-from skyward.providers._common.rest_client import ApiAnswer, RestClient
+from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedContainers, label, labels_of
+from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
 from skyward.providers.base import REFUSALS, Finding, InstanceState, LaunchOrder, Offer, check_settings
 from skyward.request.accelerators import Accelerator, Vendor, model_name
 from skyward.request.checks import (
@@ -552,7 +552,7 @@ class _UserPayload(VendorPayload):
     credit: float
 
 
-class VastAccount:
+class VastAccount(MachineApi):
     """Instances of one account; they bear labels, and there is nothing else to remove.
 
     Args:
@@ -571,13 +571,10 @@ class VastAccount:
     def __init__(
         self, url: str | None, key: str | None, terms: AskTerms, *, patience_s: float, pace: Mapping[str, float]
     ) -> None:
-        async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - there is one key
-            return {"Authorization": f"Bearer {find_key(key)}"}
-
         self.url, self._terms, self._asks = (url or API_URL).removesuffix("/"), terms, dict[str, int]()
         self.market = AskMarket(self.search, terms)
         api: Mapping[str, Any] = {"vendor": "VastAI", "base_url": self.url, "pace": pace, "patience_s": patience_s}
-        self.rest = RestClient(authorize=authorize, judge=_judge, explain=_explain, **api)
+        self.rest = RestClient(authorize=bearer(lambda: find_key(key)), judge=_judge, explain=_explain, **api)
 
     async def credit(self) -> float:
         """Return the USD that are left."""
@@ -629,9 +626,6 @@ class VastAccount:
             raise TABLE.refused("no_such_instance", f"{machine!r} is no number", "VastAI", status=_NOT_FOUND)
         _accepted(await self.rest.change("DELETE", instance_path(machine), {}), f"DELETE {instance_path(machine)}")
         self.market.release(self._asks.pop(machine, 0))
-
-    async def remove(self, pool_id: str) -> None:
-        """Do nothing: a pool has instances, and nothing else."""
 
     async def _rows(self, filters: Mapping[str, Any]) -> Sequence[MachineRecord]:
         def following(page: Mapping[str, Any]) -> Mapping[str, str] | None:

@@ -24,7 +24,7 @@ from skyward.providers._common.machine_catalogue import (
 )
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
-from skyward.providers._common.rented_machines import MachineRecord, RentedMachines, label, labels_of
+from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines, label, labels_of
 from skyward.providers._common.rest_client import (
     ApiAnswer,
     BearerTokens,
@@ -310,7 +310,7 @@ def _explain(found: Refusal, call: str) -> SkywardError:
     return TABLE.explain(found, f"Verda: {call}")
 
 
-class VerdaAccount:
+class VerdaAccount(MachineApi):
     """Machines of one account. Everything that is made for one bears its label, and is removed by it.
 
     Args:
@@ -330,20 +330,12 @@ class VerdaAccount:
         self._key_id = ""
         self._seen: dict[str, Mapping[str, Any]] = {}
 
-    async def find(self, key: str) -> MachineRecord | None:
-        """Return the machine with that ledger key; None if none is listed."""
-        return next((each for each in await self.listed() if each.key == key), None)
-
     async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
         """Return every machine of Skyward's in the account: one call lists them all."""
         del instance_ids, pool_id
         found = await self._rows("/instances")
         self._seen = {str(row["id"]): row for row in found}
         return [each for row in found if (each := parse_record(row)) is not None]
-
-    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
-        """Return every machine of Skyward's in the account that is not gone."""
-        return [each for each in await self.records((), pool_id) if each.state is not InstanceState.GONE]
 
     async def prepare(self, public_key: str) -> None:
         """Add the user's key to those of the account, unless it is there, and look up the images of machine types."""

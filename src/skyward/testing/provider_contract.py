@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
@@ -20,6 +20,29 @@ Promise = Literal["lose_answer", "fail_create", "vendor_calls", "outlive_client"
 ``made_again`` for providers that no name registers."""
 
 _RUNNING_S = 30.0
+
+
+_Scenario = Callable[["ProviderContract", Provider], Coroutine[Any, Any, None]]
+
+
+def _scenario(promise: Promise | None = None) -> Callable[[_Scenario], Callable[[ProviderContract], None]]:
+    """Make a test of a coroutine that is given the provider, which is closed after it; skip one that does not apply."""
+
+    def decorate(scenario: _Scenario) -> Callable[[ProviderContract], None]:
+        async def run(contract: ProviderContract, provider: Provider) -> None:
+            try:
+                await scenario(contract, provider)
+            finally:
+                await provider.close()
+
+        def test(self: ProviderContract) -> None:
+            if promise not in self.does_not_apply:
+                asyncio.run(run(self, self.make_provider()))
+
+        test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+        return test
+
+    return decorate
 
 
 class ProviderContract:
@@ -72,136 +95,98 @@ class ProviderContract:
         """Try to reach a machine from another one, and return whether that works."""
         raise NotImplementedError
 
-    def test_another_process_makes_the_provider_again_from_its_name_and_settings(self) -> None:
+    @_scenario("made_again")
+    async def test_another_process_makes_the_provider_again_from_its_name_and_settings(
+        self, provider: Provider
+    ) -> None:
         """Make the provider as a sweep does, from the ledger: by name, with the settings that are no secrets."""
-        if "made_again" in self.does_not_apply:
-            return
-        provider = self.make_provider()
+        settings = provider_settings(provider)
+        again = make_provider(provider.name, settings)
+        assert (again.name, provider_settings(again)) == (provider.name, settings)
 
-        async def scenario() -> None:
-            settings = provider_settings(provider)
-            again = make_provider(provider.name, settings)
-            assert (again.name, provider_settings(again)) == (provider.name, settings)
-
-        _run(provider, scenario())
-
-    def test_offers_create_nothing(self) -> None:
+    @_scenario()
+    async def test_offers_create_nothing(self, provider: Provider) -> None:
         """Get the same offers twice for a request that can be satisfied."""
-        provider = self.make_provider()
+        offers = await provider.offers(parse_request(**self.request))
+        again = await provider.offers(parse_request(**self.request))
+        assert offers
+        assert list(offers) == list(again)
 
-        async def scenario() -> None:
-            offers = await provider.offers(parse_request(**self.request))
-            again = await provider.offers(parse_request(**self.request))
-            assert offers
-            assert list(offers) == list(again)
-
-        _run(provider, scenario())
-
-    def test_launch_answers_every_key_with_an_instance_of_its_own(self) -> None:
+    @_scenario()
+    async def test_launch_answers_every_key_with_an_instance_of_its_own(self, provider: Provider) -> None:
         """Launch one instance per ledger key, each with a different id."""
-        provider = self.make_provider()
+        launched = await self._launch(provider)
+        assert sorted(each.key for each in launched) == ["key-0", "key-1"]
+        assert len({each.id for each in launched}) == len(launched)
+        await provider.terminate([each.id for each in launched])
 
-        async def scenario() -> None:
-            launched = await self._launch(provider)
-            assert sorted(each.key for each in launched) == ["key-0", "key-1"]
-            assert len({each.id for each in launched}) == len(launched)
-            await provider.terminate([each.id for each in launched])
-
-        _run(provider, scenario())
-
-    def test_describe_keeps_the_order_and_knows_what_is_not_there(self) -> None:
+    @_scenario()
+    async def test_describe_keeps_the_order_and_knows_what_is_not_there(self, provider: Provider) -> None:
         """Return instances in the requested order; an unknown id is gone, not an error."""
-        provider = self.make_provider()
+        ids = [each.id for each in await self._launch(provider)]
+        seen = await provider.describe([ids[1], "never-was", ids[0]])
+        assert [each.id for each in seen] == [ids[1], "never-was", ids[0]]
+        assert seen[1].state is InstanceState.GONE
+        assert InstanceState.GONE not in (seen[0].state, seen[2].state)
+        await provider.terminate(ids)
 
-        async def scenario() -> None:
-            ids = [each.id for each in await self._launch(provider)]
-            seen = await provider.describe([ids[1], "never-was", ids[0]])
-            assert [each.id for each in seen] == [ids[1], "never-was", ids[0]]
-            assert seen[1].state is InstanceState.GONE
-            assert InstanceState.GONE not in (seen[0].state, seen[2].state)
-            await provider.terminate(ids)
-
-        _run(provider, scenario())
-
-    def test_terminated_instances_are_gone_and_the_others_are_not(self) -> None:
+    @_scenario()
+    async def test_terminated_instances_are_gone_and_the_others_are_not(self, provider: Provider) -> None:
         """Confirm that a terminated instance is gone, and that its neighbour is not."""
-        provider = self.make_provider()
+        first, second = [each.id for each in await self._launch(provider)]
+        await provider.terminate([first])
+        seen = await provider.describe([first, second])
+        assert seen[0].state is InstanceState.GONE
+        assert seen[1].state is not InstanceState.GONE
+        await provider.terminate([second])
 
-        async def scenario() -> None:
-            first, second = [each.id for each in await self._launch(provider)]
-            await provider.terminate([first])
-            seen = await provider.describe([first, second])
-            assert seen[0].state is InstanceState.GONE
-            assert seen[1].state is not InstanceState.GONE
-            await provider.terminate([second])
-
-        _run(provider, scenario())
-
-    def test_terminate_is_idempotent_and_silent_when_gone(self) -> None:
+    @_scenario()
+    async def test_terminate_is_idempotent_and_silent_when_gone(self, provider: Provider) -> None:
         """Terminate twice, and an unknown id, without an error."""
-        provider = self.make_provider()
+        ids = [each.id for each in await self._launch(provider)]
+        await provider.terminate(ids)
+        await provider.terminate([*ids, "never-was"])
 
-        async def scenario() -> None:
-            ids = [each.id for each in await self._launch(provider)]
-            await provider.terminate(ids)
-            await provider.terminate([*ids, "never-was"])
-
-        _run(provider, scenario())
-
-    def test_close_ends_no_machine_and_may_be_repeated(self) -> None:
+    @_scenario()
+    async def test_close_ends_no_machine_and_may_be_repeated(self, provider: Provider) -> None:
         """Keep instances alive after the provider's sessions; terminate them in new ones."""
-        provider = self.make_provider()
+        ids = [each.id for each in await self._launch(provider)]
+        await provider.close()
+        await provider.close()
+        assert all(each.state is not InstanceState.GONE for each in await provider.describe(ids))
+        await provider.terminate(ids)
 
-        async def scenario() -> None:
-            ids = [each.id for each in await self._launch(provider)]
-            await provider.close()
-            await provider.close()
-            assert all(each.state is not InstanceState.GONE for each in await provider.describe(ids))
-            await provider.terminate(ids)
-
-        _run(provider, scenario())
-
-    def test_what_can_be_listed_is_what_was_launched_and_has_not_ended(self) -> None:
+    @_scenario()
+    async def test_what_can_be_listed_is_what_was_launched_and_has_not_ended(self, provider: Provider) -> None:
         """List a machine with its tag until it is gone, if the provider can list machines."""
-        provider = self.make_provider()
         if not provider.supports("tagged"):
             return
+        first, second = await self._launch(provider)
+        assert (await _listed(provider)).items() >= {(first.id, first.key), (second.id, second.key)}
+        await provider.terminate([first.id])
+        assert {first.id, second.id} & (await _listed(provider)).keys() == {second.id}
+        await provider.terminate([second.id])
 
-        async def scenario() -> None:
-            first, second = await self._launch(provider)
-            assert (await _listed(provider)).items() >= {(first.id, first.key), (second.id, second.key)}
-            await provider.terminate([first.id])
-            assert {first.id, second.id} & (await _listed(provider)).keys() == {second.id}
-            await provider.terminate([second.id])
-
-        _run(provider, scenario())
-
-    def test_a_create_without_an_answer_makes_one_machine_which_is_adopted(self) -> None:
+    @_scenario("lose_answer")
+    async def test_a_create_without_an_answer_makes_one_machine_which_is_adopted(self, provider: Provider) -> None:
         """Launch an order in which the answer to one create call is lost: each key has one machine, a returned one."""
-        if "lose_answer" in self.does_not_apply:
-            return
-        provider = self.make_provider()
         assert provider.supports("tagged"), "a provider that rents machines can list them"
+        self.lose_answer(provider)
+        launched = {each.id: each.key for each in await self._launch(provider)}
+        assert sorted(launched.values()) == ["key-0", "key-1"]
+        assert await _listed(provider) == launched
+        await provider.terminate([*launched])
+        assert not await _listed(provider)
 
-        async def scenario() -> None:
-            self.lose_answer(provider)
-            launched = {each.id: each.key for each in await self._launch(provider)}
-            assert sorted(launched.values()) == ["key-0", "key-1"]
-            assert await _listed(provider) == launched
-            await provider.terminate([*launched])
-            assert not await _listed(provider)
-
-        _run(provider, scenario())
-
-    def test_a_create_that_failed_without_effect_is_made_again_and_its_key_is_not_forgotten(self) -> None:
+    @_scenario("fail_create")
+    async def test_a_create_that_failed_without_effect_is_made_again_and_its_key_is_not_forgotten(
+        self, provider: Provider
+    ) -> None:
         """Launch an order in which the vendor's server fails once: every machine is there.
 
         A vendor that takes a create call twice as one gets the same key again; any other one gets another key, once the
         machine of the first is not listed in time. That key is reported, since its machine may appear still later.
         """
-        if "fail_create" in self.does_not_apply:
-            return
-        provider = self.make_provider()
         assert provider.supports("tagged"), "a provider that rents machines can list them"
         unseen, renewed = list[str](), dict[str, str]()
 
@@ -210,95 +195,66 @@ class ProviderContract:
             assert provider.name.lower() in reason.lower()
             return renewed.setdefault(key, f"{key}-again")
 
-        async def scenario() -> None:
-            self.fail_create(provider)
-            launched = {each.id: each.key for each in await self._launch(provider, unseen=unseen.append, renew=renew)}
-            assert sorted(launched.values()) == sorted(renewed.get(key, key) for key in ("key-0", "key-1"))
-            assert unseen == [*renewed]
-            assert await _listed(provider) == launched
-            await provider.terminate([*launched])
+        self.fail_create(provider)
+        launched = {each.id: each.key for each in await self._launch(provider, unseen=unseen.append, renew=renew)}
+        assert sorted(launched.values()) == sorted(renewed.get(key, key) for key in ("key-0", "key-1"))
+        assert unseen == [*renewed]
+        assert await _listed(provider) == launched
+        await provider.terminate([*launched])
 
-        _run(provider, scenario())
-
-    def test_polling_costs_few_calls_however_many_machines_there_are(self) -> None:
+    @_scenario("vendor_calls")
+    async def test_polling_costs_few_calls_however_many_machines_there_are(self, provider: Provider) -> None:
         """Describe all machines many times, with at most :attr:`calls_per_look` calls to the vendor each time."""
-        if "vendor_calls" in self.does_not_apply:
-            return
-        provider = self.make_provider()
+        ids = [each.id for each in await self._running(provider)]
+        before = self.vendor_calls(provider)
+        for _ in range(self.polls):
+            await provider.describe(ids)
+        assert self.vendor_calls(provider) - before <= self.polls * self.calls_per_look
+        await provider.terminate(ids)
 
-        async def scenario() -> None:
-            ids = [each.id for each in await self._running(provider)]
-            before = self.vendor_calls(provider)
-            for _ in range(self.polls):
-                await provider.describe(ids)
-            assert self.vendor_calls(provider) - before <= self.polls * self.calls_per_look
-            await provider.terminate(ids)
-
-        _run(provider, scenario())
-
-    def test_a_machine_that_claims_to_end_itself_does(self) -> None:
+    @_scenario("outlive_client")
+    async def test_a_machine_that_claims_to_end_itself_does(self, provider: Provider) -> None:
         """Let the client die: exactly the machines that claim it, and pass their end check, are gone.
 
         Machines that cost nothing claim it.
         """
-        if "outlive_client" in self.does_not_apply:
-            return
-        provider = self.make_provider()
+        instances = await self._running(provider)
+        ids = [each.id for each in instances]
+        if all(each.offer.price_per_hour == 0 for each in instances):
+            assert all(each.ends_itself for each in instances)
+        else:
+            ending = [each.ends_itself and await self.passes_end_check(each) for each in instances]
+            await self.outlive_client(provider, instances)
 
-        async def scenario() -> None:
-            instances = await self._running(provider)
-            ids = [each.id for each in instances]
-            if all(each.offer.price_per_hour == 0 for each in instances):
-                assert all(each.ends_itself for each in instances)
-            else:
-                ending = [each.ends_itself and await self.passes_end_check(each) for each in instances]
-                await self.outlive_client(provider, instances)
+            async def ended_as_claimed() -> bool | NotYet:
+                gone = [each.state is InstanceState.GONE for each in await provider.describe(ids)]
+                return gone == ending or NotYet(f"gone: {gone}; claimed: {ending}")
 
-                async def ended_as_claimed() -> bool | NotYet:
-                    gone = [each.state is InstanceState.GONE for each in await provider.describe(ids)]
-                    return gone == ending or NotYet(f"gone: {gone}; claimed: {ending}")
+            # Not at once: a provider that lists machines at the vendor's pace may answer with its last list.
+            await wait_until(ended_as_claimed, deadline_s=30, interval_s=0.2, what="the machines that end themselves")
+        await provider.terminate(ids)
 
-                # Not at once: a provider that lists machines at the vendor's pace may answer with its last list.
-                await wait_until(
-                    ended_as_claimed, deadline_s=30, interval_s=0.2, what="the machines that end themselves"
-                )
-            await provider.terminate(ids)
-
-        _run(provider, scenario())
-
-    def test_machines_of_one_network_reach_each_other_and_no_others(self) -> None:
+    @_scenario("reaches")
+    async def test_machines_of_one_network_reach_each_other_and_no_others(self, provider: Provider) -> None:
         """Try every pair of machines: those of the same network, which has a name, reach each other."""
-        if "reaches" in self.does_not_apply:
-            return
-        provider = self.make_provider()
+        instances = await self._running(provider)
+        for one, other in itertools.permutations(instances, 2):
+            expected = one.network == other.network != ""
+            assert await self.reaches(provider, one, other) == expected, f"{one} to {other}"
+        await provider.terminate([each.id for each in instances])
 
-        async def scenario() -> None:
-            instances = await self._running(provider)
-            for one, other in itertools.permutations(instances, 2):
-                expected = one.network == other.network != ""
-                assert await self.reaches(provider, one, other) == expected, f"{one} to {other}"
-            await provider.terminate([each.id for each in instances])
-
-        _run(provider, scenario())
-
-    def test_an_avoided_host_gets_no_machine(self) -> None:
+    @_scenario("avoid")
+    async def test_an_avoided_host_gets_no_machine(self, provider: Provider) -> None:
         """Launch where a host is to be avoided: the machine is elsewhere, or there is no capacity."""
-        if "avoid" in self.does_not_apply:
+        (first,) = await self._running(provider, keys=("key-0",))
+        await provider.terminate([first.id])
+        assert first.host, "a machine whose host is not known cannot be avoided: say so in does_not_apply"
+        try:
+            (second,) = await self._running(provider, keys=("key-1",), avoid=frozenset({first.host}))
+        except CapacityError:
             return
-        provider = self.make_provider()
-
-        async def scenario() -> None:
-            (first,) = await self._running(provider, keys=("key-0",))
-            await provider.terminate([first.id])
-            assert first.host, "a machine whose host is not known cannot be avoided: say so in does_not_apply"
-            try:
-                (second,) = await self._running(provider, keys=("key-1",), avoid=frozenset({first.host}))
-            except CapacityError:
-                return
-            assert second.host != first.host
-            await provider.terminate([second.id])
-
-        _run(provider, scenario())
+        assert second.host != first.host
+        await provider.terminate([second.id])
 
     async def _launch(
         self,
@@ -330,13 +286,3 @@ async def _listed(provider: Provider) -> Mapping[str, str]:
     """Return the keys of the listed machines by id, once a machine launched just now is listed."""
     await SYSTEM_CLOCK.sleep(provider.listing_s)
     return {each.id: each.key for each in await provider.tagged()}
-
-
-def _run(provider: Provider, scenario: Coroutine[Any, Any, None]) -> None:
-    async def closing() -> None:
-        try:
-            await scenario
-        finally:
-            await provider.close()
-
-    asyncio.run(closing())

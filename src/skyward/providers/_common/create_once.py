@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
@@ -80,7 +80,15 @@ async def create_once(
         UnreachableError: create calls have no clear outcome, and no machine of theirs is listed.
         TerminationError: a machine of the order may be left; names its id, or its key if no list could be read.
     """
-    work = _Order(provider, calls, offers, order, listing_s=listing_s, ending_s=ending_s, clock=clock)
+    work = _Order(
+        provider=provider,
+        calls=calls,
+        offers=offers,
+        order=order,
+        listing_s=listing_s,
+        ending_s=ending_s,
+        clock=clock,
+    )
     try:
         await work.create_all()
     except BaseException as error:
@@ -89,46 +97,40 @@ async def create_once(
     return [work.made[work.keys[slot]] for slot in order.keys]
 
 
+@dataclass(kw_only=True, eq=False)
 class _Order:
-    """One order under way.
+    """One order under way; its arguments are those of :func:`create_once`.
 
     Attributes:
         made: the order's machines, by key.
         keys: present key of each machine, by the order's key for it.
     """
 
-    def __init__(
-        self,
-        provider: str,
-        calls: MachineCalls,
-        offers: Sequence[Offer],
-        order: LaunchOrder,
-        *,
-        listing_s: float,
-        ending_s: float,
-        clock: Clock,
-    ) -> None:
-        self.made: dict[str, Instance] = {}
-        self.keys = {key: key for key in order.keys}
-        self._provider = provider
-        self._calls = calls
-        self._offers = offers
-        self._order = order
-        self._listing_s = listing_s
-        self._ending_s = ending_s
-        self._clock = clock
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._creating = asyncio.Lock()
+    provider: str
+    calls: MachineCalls
+    offers: Sequence[Offer]
+    order: LaunchOrder
+    listing_s: float
+    ending_s: float
+    clock: Clock
+    made: dict[str, Instance] = field(default_factory=dict[str, Instance])
+    keys: dict[str, str] = field(init=False)
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    _creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _refused: dict[Offer, SkywardError] = field(init=False)
+    _unsure: dict[str, float] = field(default_factory=dict[str, float])
+    """Time at which each create call without a known outcome failed, or was sent, by its key."""
+
+    def __post_init__(self) -> None:
+        self.keys = {key: key for key in self.order.keys}
         too_dear = CapacityError("max_cost does not allow its price")
-        self._refused: dict[Offer, SkywardError] = {each: too_dear for each in offers if order.lasts_s(each) <= 0}
-        self._unsure: dict[str, float] = {}
-        """Time at which each create call without a known outcome failed, or was sent, by its key."""
+        self._refused = {each: too_dear for each in self.offers if self.order.lasts_s(each) <= 0}
 
     async def create_all(self) -> None:
         """Create every machine; the first error stops the others before their next call."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for slot in self._order.keys:
+                for slot in self.order.keys:
                     tasks.create_task(self._create_best(slot))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from group.exceptions[0].__cause__
@@ -148,7 +150,7 @@ class _Order:
 
     async def _create_best(self, slot: str) -> None:
         async with self._turns:
-            for offer in self._offers:
+            for offer in self.offers:
                 if offer in self._refused:
                     continue
                 try:
@@ -163,7 +165,7 @@ class _Order:
         """Create one machine as an offer, on a host that is not to be avoided."""
         for _ in range(_TRIES):
             await self._create_or_adopt(slot, offer)
-            if (made := self.made[self.keys[slot]]).host not in self._order.avoid:
+            if (made := self.made[self.keys[slot]]).host not in self.order.avoid:
                 return
             if why := await to_its_end(self._end(made)):
                 raise UnreachableError(why)
@@ -176,29 +178,29 @@ class _Order:
             if (error := await self._send_in_turn(key, offer)) is None or await self._adopt(key, offer, error):
                 return
             unclear = (
-                f"{self._provider} gave no clear answer to a create call ({error!s:.300}), and lists no machine of it "
-                f"{self._listing_s:g} s later"
+                f"{self.provider} gave no clear answer to a create call ({error!s:.300}), and lists no machine of it "
+                f"{self.listing_s:g} s later"
             )
-            if self._order.renew is None or calls == _CREATES:
+            if self.order.renew is None or calls == _CREATES:
                 raise UnreachableError(
                     f"{unclear}: nothing seems to have been made. Try again later, or see the provider's status page"
                 ) from error
-            self.keys[slot] = await self._order.renew(key, unclear)
+            self.keys[slot] = await self.order.renew(key, unclear)
 
     async def _send_in_turn(self, key: str, offer: Offer) -> Exception | None:
         """Wait for the turn, which a cancellation ends, and send one create call, which is then awaited in any case."""
-        if self._calls.turn is None:
+        if self.calls.turn is None:
             return await to_its_end(self._send(key, offer))
         async with self._creating:
-            await self._calls.turn()
-            await self._clock.sleep(0)  # an error of the last create call ends the order before this one is sent
+            await self.calls.turn()
+            await self.clock.sleep(0)  # an error of the last create call ends the order before this one is sent
             return await to_its_end(self._send(key, offer))
 
     async def _send(self, key: str, offer: Offer) -> Exception | None:
         """Send one create call; return an error that leaves its outcome open."""
-        self._unsure[key] = self._clock.monotonic()
+        self._unsure[key] = self.clock.monotonic()
         try:
-            self._book(key, offer, await self._calls.create(offer, key))
+            self._book(key, offer, await self.calls.create(offer, key))
         except REFUSALS:
             del self._unsure[key]
             raise
@@ -206,7 +208,7 @@ class _Order:
             if is_unsent(error):
                 del self._unsure[key]
                 raise
-            self._unsure[key] = self._clock.monotonic()
+            self._unsure[key] = self.clock.monotonic()
             return error
         return None
 
@@ -214,9 +216,9 @@ class _Order:
         """Adopt the machine of a call without a clear outcome; return False if none is listed in time."""
         _logger.warning(
             "%s gave no clear answer to a create call (%s): looking for its machine, for up to %.0f s",
-            self._provider,
+            self.provider,
             error,
-            self._listing_s,
+            self.listing_s,
         )
         found = await self._find(key)
         if found is not None:
@@ -233,24 +235,24 @@ class _Order:
         Raises:
             UnreachableError: no list could be read then.
         """
-        due_at = self._unsure[key] + self._listing_s
+        due_at = self._unsure[key] + self.listing_s
 
         async def listed() -> Instance | Literal[False] | NotYet:
-            due = self._clock.monotonic() >= due_at
+            due = self.clock.monotonic() >= due_at
             try:
-                found = await self._calls.find(key)
+                found = await self.calls.find(key)
             except Exception as error:
                 return NotYet(repr(error))
             return found or (False if due else NotYet("not listed"))
 
-        deadline_s = max(0.0, due_at - self._clock.monotonic()) + _READ_S
+        deadline_s = max(0.0, due_at - self.clock.monotonic()) + _READ_S
         what = f"a list of machines that has {key}, or does not"
-        found = await wait_until(listed, deadline_s=deadline_s, interval_s=_LOOK_S, what=what, clock=self._clock)
+        found = await wait_until(listed, deadline_s=deadline_s, interval_s=_LOOK_S, what=what, clock=self.clock)
         if found is not False:
             return found
         del self._unsure[key]
-        if self._order.unseen is not None:
-            self._order.unseen(key)
+        if self.order.unseen is not None:
+            self.order.unseen(key)
         return None
 
     async def _settle(self, key: str) -> None:
@@ -272,26 +274,26 @@ class _Order:
 
         async def gone() -> bool | NotYet:
             try:
-                await self._calls.destroy(machine.id)
+                await self.calls.destroy(machine.id)
             except Exception as error:
                 return NotYet(repr(error))
             return True
 
         try:
             await wait_until(
-                gone, deadline_s=self._ending_s, interval_s=_LOOK_S, what=f"{machine.id} to end", clock=self._clock
+                gone, deadline_s=self.ending_s, interval_s=_LOOK_S, what=f"{machine.id} to end", clock=self.clock
             )
         except UnreachableError as error:
             return str(error)
         self.made.pop(machine.key, None)
-        if self._order.undone is not None:
-            self._order.undone(replace(machine, state=InstanceState.GONE))
+        if self.order.undone is not None:
+            self.order.undone(replace(machine, state=InstanceState.GONE))
         return ""
 
     def _none_left(self) -> SkywardError:
         *_, last = self._refused.values()
         kind = QuotaError if all(isinstance(each, QuotaError) for each in self._refused.values()) else CapacityError
-        error = kind(f"{self._provider} has none of its offers available now: {summary(self._offers)}; last: {last}")
+        error = kind(f"{self.provider} has none of its offers available now: {summary(self.offers)}; last: {last}")
         error.__cause__ = last
         return error
 
@@ -301,7 +303,7 @@ class _Order:
             keys = ", ".join(sorted(self._unsure))
             parts.append(f"machines with the ledger keys {keys} may exist, and no list of machines could be read")
         return TerminationError(
-            f"{self._provider} launched an order of pool {self._order.pool_id} in part, and it could not be undone: "
+            f"{self.provider} launched an order of pool {self.order.pool_id} in part, and it could not be undone: "
             f"{'; '.join(parts)}. They may cost money: run `skyward sweep` once this program has ended, or look for "
             f"them in the provider's console. The launch failed with {type(error).__name__}: {error}",
             instance_ids=sorted(left),

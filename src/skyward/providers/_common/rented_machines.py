@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import re
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ async def until_gone(
     """
     if not instance_ids:
         return
-    ending = _Ending(calls, instance_ids, unlisted_s=unlisted_s, lists_gone=lists_gone, clock=clock)
+    ending = _Ending(calls=calls, left=[*instance_ids], unlisted_s=unlisted_s, lists_gone=lists_gone, clock=clock)
     try:
         await wait_until(
             ending.ended, deadline_s=deadline_s, interval_s=look_s, what="machines to be gone", clock=clock
@@ -105,34 +106,32 @@ async def until_gone(
         ) from error
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Ending:
-    """Machines under termination.
+    """Machines under termination; see :func:`until_gone`.
 
     Attributes:
         left: ids of those that are not gone.
         refused: errors of refused terminations, by machine id.
     """
 
-    def __init__(
-        self, calls: EndingCalls, instance_ids: Sequence[str], *, unlisted_s: float, lists_gone: bool, clock: Clock
-    ) -> None:
-        self.left = list(instance_ids)
-        self.refused: Mapping[str, SkywardError] = {}
-        self._calls = calls
-        self._unlisted_s = unlisted_s
-        self._lists_gone = lists_gone
-        self._clock = clock
-        self._unknown: set[str] = set()
-        self._accepted_at: dict[str, float] = {}
-        self._strikes = 0
+    calls: EndingCalls
+    left: list[str]
+    unlisted_s: float
+    lists_gone: bool
+    clock: Clock
+    refused: Mapping[str, SkywardError] = field(default_factory=dict[str, SkywardError])
+    _unknown: set[str] = field(default_factory=set[str])
+    _accepted_at: dict[str, float] = field(default_factory=dict[str, float])
+    _strikes: int = 0
 
     async def ended(self) -> bool | NotYet:
         """Look once, request termination of machines not yet terminating, and return True when all are gone."""
         try:
-            found = await self._calls.look(self.left)
+            found = await self.calls.look(self.left)
             self.left = [each for each in self.left if self._may_live(each, found.get(each))]
             doomed = [each for each in self.left if self._is_due(each, found.get(each))]
-            self._note(doomed, await self._calls.ask(doomed) if doomed else Asked())
+            self._note(doomed, await self.calls.ask(doomed) if doomed else Asked())
         except SkywardError as error:
             return self._struck(error)
         for error in self.refused.values():
@@ -145,23 +144,23 @@ class _Ending:
         if state is not None:
             return state is not InstanceState.GONE
         if instance_id in self._accepted_at:
-            if not self._lists_gone:
+            if not self.lists_gone:
                 return False
-            accepted_s = self._clock.monotonic() - self._accepted_at[instance_id]
-            return min(accepted_s, self._calls.age_s(instance_id)) < self._unlisted_s
-        return instance_id not in self._unknown or self._calls.age_s(instance_id) < self._unlisted_s
+            accepted_s = self.clock.monotonic() - self._accepted_at[instance_id]
+            return min(accepted_s, self.calls.age_s(instance_id)) < self.unlisted_s
+        return instance_id not in self._unknown or self.calls.age_s(instance_id) < self.unlisted_s
 
     def _is_due(self, instance_id: str, state: InstanceState | None) -> bool:
         """Return whether the machine's end is to be requested now."""
         if state is InstanceState.STOPPING:
             return False
         accepted_at = self._accepted_at.get(instance_id)
-        return accepted_at is None or (state is not None and self._clock.monotonic() - accepted_at >= _AGAIN_S)
+        return accepted_at is None or (state is not None and self.clock.monotonic() - accepted_at >= _AGAIN_S)
 
     def _note(self, instance_ids: Sequence[str], answer: Asked) -> None:
         self.refused = answer.refused
         self._unknown.update(answer.unknown)
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         self._accepted_at |= {each: now for each in instance_ids if each not in {*answer.refused, *answer.unknown}}
 
     def _struck(self, error: SkywardError) -> NotYet:
@@ -369,33 +368,34 @@ class MachineBook:
             self._launching[pool_id] -= 1
 
 
-class MachineApi(Protocol):
-    """Calls of a vendor's API that concern machines, of one place where it has several. All are idempotent."""
+class MachineApi(ABC):
+    """Calls of a vendor's API that concern machines, of one place where it has several. All are idempotent.
 
-    @property
-    def rest(self) -> RestClient:
-        """The API's client."""
-        ...
+    Attributes:
+        rest: the API's client.
+    """
+
+    rest: RestClient
+
+    @abstractmethod
+    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
+        """Return at least the machines with these ids that exist; ``pool_id`` is their pool, if they have one pool."""
+
+    @abstractmethod
+    async def request_end(self, machine: str) -> None:
+        """Request the end of a machine; refused as missing if there is none."""
+
+    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
+        """Return every machine of Skyward's, or at least every one of that pool: here, those of :meth:`records`."""
+        return [each for each in await self.records((), pool_id) if each.state is not InstanceState.GONE]
 
     async def find(self, key: str) -> MachineRecord | None:
         """Return the machine with that ledger key; None if none is listed."""
-        ...
+        return next((each for each in await self.listed() if each.key == key), None)
 
-    async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
-        """Return at least the machines with these ids that exist; ``pool_id`` is their pool, if they have one pool."""
-        ...
-
-    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
-        """Return every machine of Skyward's, or at least every one of that pool."""
-        ...
-
-    async def request_end(self, machine: str) -> None:
-        """Request the end of a machine; refused as missing if there is none."""
-        ...
-
-    async def remove(self, pool_id: str) -> None:
-        """Remove a pool's resources other than machines."""
-        ...
+    async def remove(self, pool_id: str) -> None:  # noqa: ARG002 - for subclasses
+        """Remove a pool's resources other than machines; by default it has none."""
+        return
 
 
 class RentedMachines(Provider):

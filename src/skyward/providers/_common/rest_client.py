@@ -86,6 +86,15 @@ class Authorize(Protocol):
         ...
 
 
+def bearer(find_token: Callable[[], str]) -> Authorize:
+    """Return the headers with a token that is looked up at each call, so that a newer one counts."""
+
+    async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - a stale token is read once more
+        return {"Authorization": f"Bearer {find_token()}"}
+
+    return authorize
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     method: str
