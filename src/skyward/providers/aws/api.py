@@ -301,7 +301,7 @@ class Where:
 
 @cache
 def meanings() -> Mapping[type[BaseException], RefusalKind]:
-    """Return the class of each of botocore's own exceptions; the nearest base class counts.
+    """Return the class of botocore's own exceptions by base class; the nearest one counts, else the request is wrong.
 
     Raises:
         ConfigurationError: boto3 is not installed.
@@ -312,28 +312,16 @@ def meanings() -> Mapping[type[BaseException], RefusalKind]:
         RefusalKind.AUTH: """NoCredentialsError NoAuthTokenError TokenRetrievalError UnknownTokenProviderError
             PartialCredentialsError CredentialRetrievalError UnknownCredentialError SSOError LoginError
             RefreshWithMFAUnsupportedError""",
-        RefusalKind.TRANSIENT: """HTTPClientError
-            ConnectionError IncompleteReadError ChecksumError FlexibleChecksumError
+        RefusalKind.TRANSIENT: """HTTPClientError ConnectionError IncompleteReadError ChecksumError FlexibleChecksumError
             AwsChunkedWrapperError MetadataRetrievalError WaiterError""",
         RefusalKind.CAPACITY: "CapacityNotAvailableError",
-        RefusalKind.BAD_REQUEST: """DataNotFoundError UnknownRegionError ApiVersionNotFoundError
-            InvalidIMDSEndpointError InvalidIMDSEndpointModeError UnknownSignatureVersionError ServiceNotInRegionError
-            BaseEndpointResolverError
-            ProfileNotFound ConfigParseError ConfigNotFound InfiniteLoopConfigError MissingParametersError
-            ValidationError ParamValidationError
-            UnknownServiceStyle PaginationError OperationNotPageableError UnseekableStreamError InvalidExpressionError
-            WaiterConfigError UnknownClientMethodError UnsupportedSignatureVersionError InvalidDNSNameError
-            InvalidS3AddressingStyleError UnsupportedS3ArnError UnsupportedS3ControlArnError InvalidHostLabelError
-            UnsupportedOutpostResourceError UnsupportedS3ConfigurationError UnsupportedS3AccesspointConfigurationError
-            InvalidEndpointDiscoveryConfigurationError UnsupportedS3ControlConfigurationError
-            InvalidRetryConfigurationError InvalidS3UsEast1RegionalEndpointConfigError
-            InvalidSTSRegionalEndpointsConfigError StubResponseError InvalidConfigError MD5UnavailableError
-            MissingDependencyException InvalidProxiesConfigError InvalidDefaultsMode InvalidEndpointConfigurationError
-            EndpointProviderError InvalidChecksumConfigError UnsupportedServiceProtocolsError""",
     }
     # Older releases of botocore lack some of these exceptions.
     found = {name: kind for kind, listed in names.items() for name in listed.split() if hasattr(exceptions, name)}
-    return {getattr(exceptions, name): kind for name, kind in found.items()}
+    return {
+        exceptions.BotoCoreError: RefusalKind.BAD_REQUEST,
+        **{getattr(exceptions, name): kind for name, kind in found.items()},
+    }
 
 
 def refusal(error: BaseException) -> Refusal | None:
