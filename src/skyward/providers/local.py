@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,18 +40,6 @@ _ADDRESS = "127.0.0.1"
 """Address of every node: the only loopback address that interfaces list. LightGBM, for one, uses no other."""
 
 _NETWORK = "this machine"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tags:
-    """Properties of an instance from its launch; their file turns the folder into an instance."""
-
-    instance_id: str
-    pool_id: str
-    key: str
-    address: str
-    created_at: float
-    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +197,7 @@ def _launch(offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
     made: list[Instance] = []
     try:
         for key in order.keys:
-            made.append(_instance(_make(key, order), offer))  # noqa: PERF401 - what was made is undone below
+            made.append(_instance(_make(key, order), key, offer))  # noqa: PERF401 - what was made is undone below
     except OSError:
         for instance in made:
             _remove(instance.id)
@@ -217,20 +205,21 @@ def _launch(offer: Offer, order: LaunchOrder) -> Sequence[Instance]:
     return made
 
 
-def _make(key: str, order: LaunchOrder) -> _Tags:
+def _make(key: str, order: LaunchOrder) -> Path:
+    """Make the folder of a node; the file of its tags turns it into an instance."""
     instance_id = f"local-{uuid.uuid4().hex[:12]}"
     folder = _root() / order.pool_id / instance_id
     folder.mkdir(mode=0o700, parents=True)
-    tags = _Tags(
-        instance_id=instance_id,
-        pool_id=order.pool_id,
-        key=key,
-        address=_ADDRESS,
-        created_at=time.time(),
-        timeout_s=order.timeout_s,
-    )
-    (folder / TAGS_FILE).write_text(json.dumps(asdict(tags)), encoding="utf-8")
-    return tags
+    tags = {
+        "instance_id": instance_id,
+        "pool_id": order.pool_id,
+        "key": key,
+        "address": _ADDRESS,
+        "created_at": time.time(),
+        "timeout_s": order.timeout_s,
+    }
+    (folder / TAGS_FILE).write_text(json.dumps(tags), encoding="utf-8")
+    return folder
 
 
 def _find(instance_id: str) -> Path | None:
@@ -238,22 +227,21 @@ def _find(instance_id: str) -> Path | None:
     return next(iter(_root().glob(f"*/{instance_id}")), None)
 
 
-def _read(folder: Path) -> _Tags | None:
+def _read_key(folder: Path) -> str | None:
+    """Return the ledger key in an instance's tags; None for a folder that is no instance any more."""
     try:
-        return _Tags(**json.loads((folder / TAGS_FILE).read_text(encoding="utf-8")))
+        return str(json.loads((folder / TAGS_FILE).read_text(encoding="utf-8"))["key"])
     except FileNotFoundError:
         return None
 
 
-def _instance(tags: _Tags, offer: Offer) -> Instance:
-    folder = _root() / tags.pool_id / tags.instance_id
-    access = LocalAccess(address=tags.address, workdir=str(folder))
+def _instance(folder: Path, key: str, offer: Offer) -> Instance:
     return Instance(
-        id=tags.instance_id,
-        key=tags.key,
+        id=folder.name,
+        key=key,
         state=InstanceState.RUNNING,
         offer=offer,
-        access=access,
+        access=LocalAccess(address=_ADDRESS, workdir=str(folder)),
         network=_NETWORK,
         ends_itself=True,
     )
@@ -262,8 +250,8 @@ def _instance(tags: _Tags, offer: Offer) -> Instance:
 def _describe(instance_id: str) -> Instance:
     folder = _find(instance_id)
     offer = _offer(_this_machine())
-    if folder is not None and (tags := _read(folder)) is not None:
-        return _instance(tags, offer)
+    if folder is not None and (key := _read_key(folder)) is not None:
+        return _instance(folder, key, offer)
     access = None if folder is None else LocalAccess(address=_ADDRESS, workdir=str(folder))
     return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=offer, access=access)
 

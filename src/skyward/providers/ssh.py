@@ -13,7 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Container, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
@@ -43,16 +43,6 @@ _LOST_ONES_S = 3.0
 _ENDING_S = 60.0
 _READY_WITHIN_S = 60.0
 """The host runs already: it must answer, after one loss of its connection at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NodeTags:
-    """Content of a node's tags file; a folder with that file is an instance."""
-
-    instance_id: str
-    pool_id: str
-    key: str
-    created_at: float
 
 
 @dataclass(slots=True)
@@ -306,12 +296,12 @@ class SSH(Provider):
 
     async def _make(self, key: str, order: LaunchOrder, offer: Offer, *, wanted: int) -> Instance:
         instance_id, host = await self._take_host(order, offer, wanted=wanted)
-        tags = _NodeTags(instance_id=instance_id, pool_id=order.pool_id, key=key, created_at=time.time())
+        tags = {"instance_id": instance_id, "pool_id": order.pool_id, "key": key, "created_at": time.time()}
         folder = host.folder(instance_id)
         try:
             await self._run(host, "prepare", folder)
             async with reaching(host.target) as transport:
-                await transport.put(json.dumps(asdict(tags)).encode(), f"{folder}/{TAGS_FILE}")
+                await transport.put(json.dumps(tags).encode(), f"{folder}/{TAGS_FILE}")
         except UnreachableError:
             with suppress(OSError, SkywardError):  # the folder may exist all the same
                 await self._terminate(instance_id)

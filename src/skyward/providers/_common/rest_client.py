@@ -86,11 +86,11 @@ class Authorize(Protocol):
         ...
 
 
-def bearer(find_token: Callable[[], str]) -> Authorize:
-    """Return the headers with a token that is looked up at each call, so that a newer one counts."""
+def bearer(find_token: Callable[[], str] | None) -> Authorize:
+    """Return the headers with a token that is looked up at each call, so that a newer one counts; None needs none."""
 
     async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - a stale token is read once more
-        return {"Authorization": f"Bearer {find_token()}"}
+        return {} if find_token is None else {"Authorization": f"Bearer {find_token()}"}
 
     return authorize
 
@@ -108,55 +108,46 @@ class _Request:
         return f"{self.method} {_AN_ID.sub('/*', self.path.removesuffix('/'))}"
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class RestClient:
     """Calls of one REST API. May be used from several event loops at once; proxies of the environment are obeyed.
 
     Calls that are throttled wait together: until the moment named by the answer's ``Retry-After`` or reset header, else
     for a pause that grows. No message has a header, a query or a body of a request.
 
-    Args:
+    Attributes:
         vendor: the provider's name, for messages.
         base_url: the API's URL, without a slash at its end.
         authorize: returns the headers that prove the caller's identity.
         judge: classifies an answer that is no success.
         explain: returns the error for a refusal of a call, given as ``"POST /v2/things"``.
         pace: least seconds between two calls of a route, by route: ``"POST /v2/things/*"``, ids as asterisks.
-        reset_header: name of the header with the Unix time from which calls are accepted again; empty for none.
+        reset_header: lower-case name of the header with the Unix time at which calls are accepted again; empty for none.
         patience_s: throttled and interrupted calls are repeated for so long, without the time waited for ``pace``.
         clock: the time.
     """
 
-    def __init__(
-        self,
-        *,
-        vendor: str,
-        base_url: str,
-        authorize: Authorize,
-        judge: Callable[[ApiAnswer], Refusal],
-        explain: Callable[[Refusal, str], SkywardError],
-        pace: Mapping[str, float] | None = None,
-        reset_header: str = "",
-        patience_s: float = 60.0,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._vendor = vendor
-        self._base_url = base_url.removesuffix("/")
-        self._authorize = authorize
-        self._judge = judge
-        self._explain = explain
-        self._pace = dict(pace or {})
-        self._reset_header = reset_header.lower()
-        self._patience_s = patience_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._next_at: dict[str, float] = {}
-        self._blocked_until: dict[str, float] = {}
-        self._troubles: dict[str, str] = {}
-        self._reported: set[str] = set()
-        self._pool: urllib3.PoolManager | None = None
+    vendor: str
+    base_url: str
+    authorize: Authorize
+    judge: Callable[[ApiAnswer], Refusal]
+    explain: Callable[[Refusal, str], SkywardError]
+    pace: Mapping[str, float] = field(default_factory=dict[str, float])
+    reset_header: str = ""
+    patience_s: float = 60.0
+    clock: Clock = SYSTEM_CLOCK
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _next_at: dict[str, float] = field(default_factory=dict[str, float])
+    _blocked_until: dict[str, float] = field(default_factory=dict[str, float])
+    _troubles: dict[str, str] = field(default_factory=dict[str, str])
+    _reported: set[str] = field(default_factory=set[str])
+    _pool: urllib3.PoolManager | None = None
+
+    def __post_init__(self) -> None:
+        self.base_url = self.base_url.removesuffix("/")
 
     def __repr__(self) -> str:
-        return f"RestClient({self._vendor!r}, {self._base_url!r})"
+        return f"RestClient({self.vendor!r}, {self.base_url!r})"
 
     @property
     def trouble(self) -> str:
@@ -232,25 +223,25 @@ class RestClient:
             unseen_s: time for which the refusal of something that was created just before, as missing, is no answer:
                 then another call is sent.
         """
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
 
         async def attempt(request: _Request) -> Any:
             nonlocal began
-            began = await self._turn(request.route, began + self._patience_s) - self._patience_s
+            began = await self._turn(request.route, began + self.patience_s) - self.patience_s
             return await to_its_end(self._attempt(request, pauses=0))
 
         def had_no_effect(error: BaseException) -> bool:
             limits = (
                 unseen_s * is_kind(error, RefusalKind.MISSING),
-                self._patience_s * is_kind(error, RefusalKind.RATE),
+                self.patience_s * is_kind(error, RefusalKind.RATE),
                 _UNSENT_S * is_unsent(error),
             )
-            return self._clock.monotonic() - began < max(limits)
+            return self.clock.monotonic() - began < max(limits)
 
         retrying = AsyncRetrying(
             retry=retry_if_exception(had_no_effect),
             wait=wait_fixed(_UNSEEN_PAUSE_S),
-            sleep=self._clock.sleep,
+            sleep=self.clock.sleep,
             reraise=True,
         )
         try:
@@ -274,13 +265,13 @@ class RestClient:
         await self._headers()  # with a patience of its own: an error of it is not lost in the wait below
         refused: SkywardError | None = None
         pauses = 0
-        began = self._clock.monotonic()
-        deadline = began + self._patience_s
+        began = self.clock.monotonic()
+        deadline = began + self.patience_s
         try:
             while True:
                 deadline = await self._turn(request.route, deadline, refused)
                 try:
-                    return await self._answer(request, pauses, deadline - self._clock.monotonic())
+                    return await self._answer(request, pauses, deadline - self.clock.monotonic())
                 except TimeoutError:
                     self._give_up(request.route, refused)
                 except SkywardError as error:
@@ -290,9 +281,9 @@ class RestClient:
                         raise
                     refused = error
                     self._report(request.route, error, began)
-                if (left_s := deadline - self._clock.monotonic()) <= 0:
+                if (left_s := deadline - self.clock.monotonic()) <= 0:
                     self._give_up(request.route, refused)
-                await self._clock.sleep(min(_FIRST_PAUSE_S * _GROWTH**pauses, _LONGEST_PAUSE_S, left_s))
+                await self.clock.sleep(min(_FIRST_PAUSE_S * _GROWTH**pauses, _LONGEST_PAUSE_S, left_s))
                 pauses += 1
         finally:
             self._troubles.pop(request.route, None)
@@ -305,31 +296,31 @@ class RestClient:
 
     def _report(self, route: str, error: SkywardError, began: float) -> None:
         """Store the error of a call that is repeated; log it once if such calls have failed for some seconds."""
-        if self._clock.monotonic() - began >= _SILENCE_S and route not in self._reported:
+        if self.clock.monotonic() - began >= _SILENCE_S and route not in self._reported:
             self._reported.add(route)
-            limit_s = self._patience_s
-            _logger.warning("%s does not answer %s, which is tried for %.0f s: %s", self._vendor, route, limit_s, error)
+            limit_s = self.patience_s
+            _logger.warning("%s does not answer %s, which is tried for %.0f s: %s", self.vendor, route, limit_s, error)
         self._troubles[route] = str(error)
 
     def _give_up(self, route: str, refused: SkywardError | None) -> NoReturn:
         if refused is not None:
             raise refused from refused.__cause__
-        raise UnreachableError(f"waited {self._patience_s:g} s for {self._vendor} to answer {route}: no answer")
+        raise UnreachableError(f"waited {self.patience_s:g} s for {self.vendor} to answer {route}: no answer")
 
     async def ready(self, route: str) -> None:
         """Return when a call of the route may be made, or is not accepted within the client's patience. Takes no turn.
 
         A route is that of ``pace``: ``"POST /v2/things/*"``.
         """
-        deadline = self._clock.monotonic() + self._patience_s
+        deadline = self.clock.monotonic() + self.patience_s
         while True:
             with self._lock:
-                now = self._clock.monotonic()
+                now = self.clock.monotonic()
                 blocked_until = self._blocked_until.get(route, now)
                 at = max(self._next_at.get(route, now), blocked_until)
             if at <= now or blocked_until > deadline:
                 return
-            await self._clock.sleep(at - now)
+            await self.clock.sleep(at - now)
 
     async def _turn(self, route: str, deadline: float, refused: SkywardError | None = None) -> float:
         """Return when a call of the route may be made, with the deadline: later by the time waited for one's own pace.
@@ -341,20 +332,20 @@ class RestClient:
         """
         while True:
             with self._lock:
-                now = self._clock.monotonic()
+                now = self.clock.monotonic()
                 blocked_until = max(now, self._blocked_until.get(route, now))
                 at = max(self._next_at.get(route, now), blocked_until)
                 if at <= now:
-                    self._next_at[route] = now + self._pace.get(route, 0.0)
+                    self._next_at[route] = now + self.pace.get(route, 0.0)
                     return deadline
             if blocked_until > max(now, deadline):
                 if refused is not None:
                     raise refused from refused.__cause__
                 raise RateLimitError(
-                    f"{self._vendor} accepts no {route} for another {blocked_until - now:.0f} s: try again later, or "
+                    f"{self.vendor} accepts no {route} for another {blocked_until - now:.0f} s: try again later, or "
                     "run fewer pools at once"
                 )
-            await self._clock.sleep(at - now)
+            await self.clock.sleep(at - now)
             deadline += at - blocked_until
 
     async def _attempt(self, request: _Request, pauses: int) -> Any:
@@ -376,11 +367,11 @@ class RestClient:
         Raises:
             AuthenticationError: one cannot be sent; its value is not in the message.
         """
-        headers = await self._authorize(stale=stale)
+        headers = await self.authorize(stale=stale)
         if all(value.isascii() and value.isprintable() for value in headers.values()):
             return headers
         raise AuthenticationError(
-            f"{self._vendor}: the token holds a line break, or another character that no token has: copy it again"
+            f"{self.vendor}: the token holds a line break, or another character that no token has: copy it again"
         )
 
     def _refused(self, request: _Request, answer: ApiAnswer, pauses: int) -> SkywardError:
@@ -389,20 +380,20 @@ class RestClient:
             lost = answer.lost
             refusal = Refusal(kind=RefusalKind.TRANSIENT, code="no answer", message=lost, unsent=answer.unsent)
         else:
-            refusal = self._judge(answer)
+            refusal = self.judge(answer)
         if refusal.kind is RefusalKind.RATE:
-            asked_s = _asked_pause_s(answer.headers, self._reset_header)
+            asked_s = _asked_pause_s(answer.headers, self.reset_header)
             pause_s = min(_FIRST_PAUSE_S * 2**pauses, _LONGEST_PAUSE_S) if asked_s is None else asked_s
-            until = self._clock.monotonic() + pause_s + random.uniform(0, _FIRST_PAUSE_S)
+            until = self.clock.monotonic() + pause_s + random.uniform(0, _FIRST_PAUSE_S)
             with self._lock:
                 self._blocked_until[request.route] = max(until, self._blocked_until.get(request.route, until))
-        error = self._explain(refusal, f"{request.method} {request.path}")
+        error = self.explain(refusal, f"{request.method} {request.path}")
         error.__cause__ = RefusedCall(refusal)
         return error
 
     def _send(self, request: _Request, headers: Mapping[str, str]) -> ApiAnswer:
         """Send one request, in a thread; errors of the connection are answers too."""
-        url = self._base_url + quote(request.path)
+        url = self.base_url + quote(request.path)
         if request.query:
             url += f"?{urlencode(request.query)}"
         content = {} if request.body is None else {"Content-Type": "application/json"}
@@ -426,7 +417,7 @@ class RestClient:
     def _connections(self) -> urllib3.PoolManager:
         with self._lock:
             if self._pool is None:
-                self._pool = _new_pool(self._base_url)
+                self._pool = _new_pool(self.base_url)
             return self._pool
 
 
@@ -562,12 +553,13 @@ def read_credentials(vendor: str, names: Sequence[str], path: Path, *, advice: s
         raise AuthenticationError(f"no credentials for {vendor} in {places}. {advice}") from cause
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class BearerTokens:
     """Source of bearers of one API, as :class:`~skyward.providers._common.rest_client.Authorize`.
 
     Refused credentials are reported without the vendor's text, which may repeat them.
 
-    Args:
+    Attributes:
         vendor: the provider's name, for messages.
         base_url: the API's URL.
         path: path of the token endpoint.
@@ -578,36 +570,32 @@ class BearerTokens:
         clock: the time.
     """
 
-    def __init__(
-        self,
-        *,
-        vendor: str,
-        base_url: str,
-        path: str,
-        credentials: Callable[[], ClientCredentials],
-        judge: Callable[[ApiAnswer], Refusal],
-        explain: Callable[[Refusal, str], SkywardError],
-        patience_s: float,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._path = path
-        self._credentials = credentials
-        self._clock = clock
-        self._token = ""
-        self._expires_at = 0.0
+    vendor: str
+    base_url: str
+    path: str
+    credentials: Callable[[], ClientCredentials]
+    judge: Callable[[ApiAnswer], Refusal]
+    explain: Callable[[Refusal, str], SkywardError]
+    patience_s: float
+    clock: Clock = SYSTEM_CLOCK
+    _rest: RestClient = field(init=False)
+    _token: str = ""
+    _expires_at: float = 0.0
+
+    def __post_init__(self) -> None:
         self._rest = RestClient(
-            vendor=vendor,
-            base_url=base_url,
-            authorize=_no_headers,
-            judge=lambda answer: _of_credentials(judge(answer)),
-            explain=explain,
-            patience_s=patience_s,
-            clock=clock,
+            vendor=self.vendor,
+            base_url=self.base_url,
+            authorize=bearer(None),
+            judge=lambda answer: _of_credentials(self.judge(answer)),
+            explain=self.explain,
+            patience_s=self.patience_s,
+            clock=self.clock,
         )
 
     async def __call__(self, *, stale: bool) -> Mapping[str, str]:
         """Return the header with a bearer that is still valid for some minutes; a new one if that was refused."""
-        left_s = self._expires_at - self._clock.elapsed()
+        left_s = self._expires_at - self.clock.elapsed()
         token = await self.new() if stale or left_s < _MARGIN_S else self._token
         return {"Authorization": f"Bearer {token}"}
 
@@ -617,11 +605,11 @@ class BearerTokens:
         Raises:
             AuthenticationError: there are no credentials, or they are refused.
         """
-        found = await asyncio.to_thread(self._credentials)
-        began = self._clock.elapsed()
+        found = await asyncio.to_thread(self.credentials)
+        began = self.clock.elapsed()
         answer = await self._rest.change(
             "POST",
-            self._path,
+            self.path,
             {
                 "grant_type": "client_credentials",
                 "client_id": found.client_id,
@@ -642,7 +630,3 @@ def _of_credentials(found: Refusal) -> Refusal:
     if found.kind in (RefusalKind.RATE, RefusalKind.TRANSIENT):
         return replace(found, message="no bearer was issued")
     return replace(found, kind=RefusalKind.AUTH, message="the credentials are not accepted", advice="")
-
-
-async def _no_headers(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - the seam's form
-    return {}

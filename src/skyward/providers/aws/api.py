@@ -312,8 +312,8 @@ def meanings() -> Mapping[type[BaseException], RefusalKind]:
         RefusalKind.AUTH: """NoCredentialsError NoAuthTokenError TokenRetrievalError UnknownTokenProviderError
             PartialCredentialsError CredentialRetrievalError UnknownCredentialError SSOError LoginError
             RefreshWithMFAUnsupportedError""",
-        RefusalKind.TRANSIENT: """HTTPClientError ConnectionError IncompleteReadError ChecksumError FlexibleChecksumError
-            AwsChunkedWrapperError MetadataRetrievalError WaiterError""",
+        RefusalKind.TRANSIENT: """HTTPClientError ConnectionError IncompleteReadError ChecksumError
+            FlexibleChecksumError AwsChunkedWrapperError MetadataRetrievalError WaiterError""",
         RefusalKind.CAPACITY: "CapacityNotAvailableError",
     }
     # Older releases of botocore lack some of these exceptions.

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from skyward.errors import ConfigurationError, SkywardError
@@ -37,27 +38,16 @@ def require_plugin() -> None:
 
 def session_command(credentials: Credentials, instance_id: str, port: int) -> tuple[str, ...]:
     """Return the command that connects to a machine's sshd. It names the profile, and holds no credentials."""
-    settings = {
-        "instance": instance_id,
-        "port": port,
-        "region": credentials.region,
-        "profile": credentials.profile,
-        "endpoint_url": credentials.endpoint_url,
-    }
+    settings = {"instance": instance_id, "port": port, **asdict(credentials)}
     return (sys.executable, "-m", "skyward.providers.aws.ssm", json.dumps(settings))
 
 
 def main(argv: Sequence[str]) -> None:
     """Start the session and become the plugin."""
     settings = json.loads(argv[0])
-    credentials = Credentials(
-        region=settings["region"], profile=settings["profile"], endpoint_url=settings["endpoint_url"]
-    )
-    wanted: Json = {
-        "Target": settings["instance"],
-        "DocumentName": _DOCUMENT,
-        "Parameters": {"portNumber": [str(settings["port"])]},
-    }
+    port = {"portNumber": [str(settings.pop("port"))]}
+    wanted: Json = {"Target": settings.pop("instance"), "DocumentName": _DOCUMENT, "Parameters": port}
+    credentials = Credentials(**settings)
     try:
         require_plugin()
         answer, endpoint = asyncio.run(_start(credentials, wanted))
