@@ -21,7 +21,7 @@ POOL = "sky-1"
 OFFER = Offer(spec=InstanceSpec(name="small", cpu=1, memory_gib=1), price_per_hour=1.0)
 
 
-class Account:
+class Account(MachineApi):
     """Machines of an account, listed or not, and pools whose resources exist."""
 
     def __init__(self) -> None:
@@ -33,9 +33,6 @@ class Account:
         self.may_remove.set()
 
     rest: RestClient  # of which no call fails here
-
-    async def find(self, key: str) -> MachineRecord | None:
-        return next((each for each in await self.listed() if each.key == key), None)
 
     async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
         return await self.listed()
@@ -78,6 +75,9 @@ class Rented(RentedMachines):
 
     def end_check(self, key: str) -> tuple[str, ...]:
         return ("may-end", key)
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        return [OFFER]
 
     async def prepare(self, order: LaunchOrder) -> None:
         self.account.prepared.append(order.pool_id)
