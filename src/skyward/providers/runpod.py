@@ -262,10 +262,6 @@ def _judge(answer: ApiAnswer) -> Refusal:
     return TABLE.judge(f"{answer.status} {row.get('title') or ''}".strip(), text, status=answer.status)
 
 
-def _explain(found: Refusal, call: str) -> SkywardError:
-    return TABLE.explain(found, f"RunPod: {call}")
-
-
 class PodAccount(MachineApi):
     """Pods of one account. Each bears its pool and its ledger key in its name; those of clusters are left alone.
 
@@ -284,7 +280,7 @@ class PodAccount(MachineApi):
             base_url=url,
             authorize=bearer(lambda: api_key or find_key()),
             judge=_judge,
-            explain=_explain,
+            explain=lambda refused, call: TABLE.explain(refused, f"RunPod: {call}"),
             patience_s=patience_s,
         )
 

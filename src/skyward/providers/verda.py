@@ -306,8 +306,8 @@ def _judge(answer: ApiAnswer) -> Refusal:
     return TABLE.judge(str(row.get("code") or f"HTTP {answer.status}"), text, status=answer.status)
 
 
-def _explain(found: Refusal, call: str) -> SkywardError:
-    return TABLE.explain(found, f"Verda: {call}")
+def _explain(refused: Refusal, call: str) -> SkywardError:
+    return TABLE.explain(refused, f"Verda: {call}")
 
 
 class VerdaAccount(MachineApi):

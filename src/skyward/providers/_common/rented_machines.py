@@ -60,6 +60,22 @@ class EndingCalls:
     age_s: Callable[[str], float]
 
 
+async def request_ends(request_end: Callable[[str], Awaitable[None]], instance_ids: Sequence[str]) -> Asked:
+    """Request the end of machines one by one, all at once."""
+
+    async def refusal(machine: str) -> SkywardError | None:
+        try:
+            await request_end(machine)
+        except SkywardError as error:
+            return error
+        return None
+
+    answers = await asyncio.gather(*map(refusal, instance_ids))
+    refused = {each: error for each, error in zip(instance_ids, answers, strict=True) if error is not None}
+    unknown = {each for each, error in refused.items() if is_kind(error, RefusalKind.MISSING)}
+    return Asked(refused={each: refused[each] for each in refused.keys() - unknown}, unknown=unknown)
+
+
 async def until_gone(
     where: str,
     calls: EndingCalls,
@@ -549,7 +565,7 @@ class RentedMachines(Provider):
             found = await self._look(left)
             return {each: found[each].state for each in left if each in found}
 
-        calls = EndingCalls(look=look, ask=self._ask, age_s=self.book.launched.age_s)
+        calls = EndingCalls(look=look, ask=partial(request_ends, self.api.request_end), age_s=self.book.launched.age_s)
         await until_gone(
             self.name,
             calls,
@@ -560,19 +576,6 @@ class RentedMachines(Provider):
         )
         for each in instance_ids:
             self.book.launched.drop(each)
-
-    async def _ask(self, instance_ids: Sequence[str]) -> Asked:
-        answers = await asyncio.gather(*(self._refusal(each) for each in instance_ids))
-        refused = {each: error for each, error in zip(instance_ids, answers, strict=True) if error is not None}
-        unknown = [each for each, error in refused.items() if is_kind(error, RefusalKind.MISSING)]
-        return Asked(refused={each: error for each, error in refused.items() if each not in unknown}, unknown=unknown)
-
-    async def _refusal(self, machine: str) -> SkywardError | None:
-        try:
-            await self.api.request_end(machine)
-        except SkywardError as error:
-            return error
-        return None
 
     def _add(self, instance: Instance, order: LaunchOrder) -> Instance:
         self.book.pools[instance.id] = order.pool_id

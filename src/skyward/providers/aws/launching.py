@@ -12,8 +12,8 @@ from typing import Any, Final
 from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
 from skyward.providers._common.create_once import summary
-from skyward.providers._common.refusals import RefusalKind, is_kind
-from skyward.providers._common.rented_machines import Asked, EndingCalls, until_gone
+from skyward.providers._common.refusals import RefusalKind
+from skyward.providers._common.rented_machines import Asked, EndingCalls, request_ends, until_gone
 from skyward.providers.aws.account import (
     KEY_TAG,
     LIVE_STATES,
@@ -61,10 +61,21 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
         pools.update(record.pool_id for record in records if record.pool_id)
         return {record.id: _DOOMED.get(record.state, InstanceState.RUNNING) for record in records}
 
+    async def terminate(*machines: str) -> None:
+        await account.api.call("ec2", "TerminateInstances", InstanceIds=[*machines])
+
     async def ask(left: Sequence[str]) -> Asked:
-        answers = await _terminate(account, left)
-        unknown = {each for each, error in answers.items() if is_kind(error, RefusalKind.MISSING)}
-        return Asked(refused={each: answers[each] for each in answers.keys() - unknown}, unknown=unknown)
+        """Request termination by batches; machine by machine where there is one, or where a batch is refused."""
+        alone = list[str]()
+        for part in in_parts(left):
+            try:
+                if len(part) > 1:
+                    await terminate(*part)
+                    continue
+            except SkywardError as error:
+                _logger.debug("aws %s: refused for %s: %s", account.region, ", ".join(part), error)
+            alone += part
+        return await request_ends(terminate, alone)
 
     await until_gone(
         f"aws {account.region}",
@@ -181,24 +192,6 @@ async def remove_by_products(account: Account, pool_id: str) -> bool:
         except UnreachableError as error:
             _logger.warning("aws %s: a security group of pool %s is left: %s", account.region, pool_id, error)
             return False
-
-
-async def _terminate(account: Account, instance_ids: Sequence[str]) -> dict[str, SkywardError]:
-    """Request termination and return the errors by id; a batch that is refused is repeated id by id."""
-    refused: dict[str, SkywardError] = {}
-    for part in in_parts(instance_ids):
-        if error := await _ask(account, part):
-            alone = await asyncio.gather(*(_ask(account, [each]) for each in part)) if len(part) > 1 else [error]
-            refused |= {each: error for each, error in zip(part, alone, strict=True) if error is not None}
-    return refused
-
-
-async def _ask(account: Account, instance_ids: Sequence[str]) -> SkywardError | None:
-    try:
-        await account.api.call("ec2", "TerminateInstances", InstanceIds=list(instance_ids))
-    except SkywardError as error:
-        return error
-    return None
 
 
 async def _remove_all(account: Account, pool_id: str) -> None:

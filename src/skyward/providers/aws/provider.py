@@ -13,12 +13,21 @@ from skyward.errors import ConfigurationError
 from skyward.providers._common.logins import ADDRESS_URL, client_cidr, user_key
 from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.rented_machines import check_login, log_in
-from skyward.providers.aws.account import LIVE_STATES, POOL_TAG, Account, Record, Terms, admit_client
+from skyward.providers.aws.account import (
+    LIVE_STATES,
+    POOL_TAG,
+    STATES,
+    Account,
+    Record,
+    Terms,
+    admit_client,
+    new_instance,
+)
 from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.launching import UNSEEN_S, Launching, end, remove_by_products
 from skyward.providers.aws.offering import Prices, check_account, find_offers
 from skyward.providers.aws.ssm import require_plugin, session_command
-from skyward.providers.base import Finding, Instance, LaunchOrder, Offer, Provider, check_settings
+from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
 from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
@@ -84,7 +93,8 @@ class AWS(Provider):
                 "use_ssm=True needs instance_profile=: a role with the policy AmazonSSMManagedInstanceCore, by which "
                 "machines register with Session Manager"
             )
-        _check_region(self.region)
+        if text("region", self.region) not in (known := _known_regions()):
+            raise ConfigurationError(f"region={self.region!r}: AWS has no such region{closest(self.region, known)}")
         credentials = Credentials(region=self.region, profile=self.profile, endpoint_url=self.endpoint_url)
         account = Account(api=Api(credentials=credentials, patience_s=self.patience_s), subnet=self.subnet)
         object.__setattr__(self, "_account", account)
@@ -116,13 +126,14 @@ class AWS(Provider):
         """
         await check_login(self)
         _, key = await asyncio.to_thread(user_key)
+        on_spot = dict.fromkeys(each.spec.name for each in offers if each.spot and each.price_per_hour is not None)
         terms = Terms(
             user_key=key.public,
             ssh_from=None if self.use_ssm else await self._client(),
             instance_profile=self.instance_profile,
             deadline_s=self.termination_s,
             listing_s=self.listing_s,
-            zone_prices=await Prices(self._account).by_zone(_priced_on_spot(offers)),
+            zone_prices=await Prices(self._account).by_zone([*on_spot]),
         )
         return await Launching(self._account, order, terms).run(offers)
 
@@ -187,8 +198,16 @@ class AWS(Provider):
         return await client_cidr(self.address_url, otherwise="use AWS(use_ssm=True)")
 
     def _instance(self, record: Record) -> Instance:
-        known = replace(record.instance(self._access), power_off=self.power_off)
-        return self._account.book.launched.as_bought(known)
+        listed = replace(
+            new_instance(record.id, record.key, record.offer),
+            state=STATES.get(record.state, InstanceState.PENDING),
+            access=self._access(record) if record.state == "running" else None,
+            reason=record.reason,
+            network=record.group,
+            ended_at=record.ended_at if record.state == "terminated" else None,
+            power_off=self.power_off,
+        )
+        return self._account.book.launched.as_bought(listed)
 
     def _access(self, record: Record) -> SSHAccess | None:
         host = record.private_address if self.use_ssm else record.public_address
@@ -197,16 +216,6 @@ class AWS(Provider):
         access = log_in(self, record.id, record.key, host=host, address=record.private_address)
         proxy = session_command(self._account.api.credentials, record.id, self.port or 22) if self.use_ssm else ()
         return replace(access, target=replace(access.target, proxy=proxy))
-
-
-def _priced_on_spot(offers: Sequence[Offer]) -> Sequence[str]:
-    return list(dict.fromkeys(each.spec.name for each in offers if each.spot and each.price_per_hour is not None))
-
-
-def _check_region(region: object) -> None:
-    named = text("region", region)
-    if named not in (known := _known_regions()):
-        raise ConfigurationError(f"region={named!r}: AWS has no such region{closest(named, known)}")
 
 
 @cache
