@@ -7,48 +7,29 @@ import socket
 import threading
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from skyward.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from werkzeug.serving import BaseWSGIServer
-
-__all__ = ["Faults", "drop_connection", "reserve_network", "serve", "serving"]
+__all__ = ["Faults", "drop_connection", "reserve_network", "serving"]
 
 _NETWORKS: Final = 250
 
 _Fault = TypeVar("_Fault")
 
 
-def serve(application: Any, address: str, name: str, port: int = 0) -> tuple[BaseWSGIServer, threading.Thread]:
-    """Serve a WSGI ``application`` in threads of this process, without a log.
-
-    Args:
-        application: the application.
-        address: IP address to listen on.
-        name: name of the thread that accepts connections.
-        port: 0 selects a free one.
-
-    Returns:
-        The server, and its thread, which runs until ``shutdown()`` of the server.
-    """
+@contextlib.contextmanager
+def serving(application: Any, name: str, address: str = "127.0.0.1") -> Generator[str]:
+    """Serve a WSGI ``application`` at a free port of ``address``, in threads named ``name``, and yield its URL."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name
             """Log nothing: the application records its requests."""
 
-    server = make_server(address, port, application, threaded=True, request_handler=Quiet)
+    server = make_server(address, 0, application, threaded=True, request_handler=Quiet)
     thread = threading.Thread(target=server.serve_forever, name=name, daemon=True, args=(0.05,))
     thread.start()
-    return server, thread
-
-
-@contextlib.contextmanager
-def serving(application: Any, name: str, address: str = "127.0.0.1") -> Generator[str]:
-    """Serve a WSGI ``application`` at ``address``, in threads named ``name``, and yield its URL."""
-    server, thread = serve(application, address, name)
     try:
         yield f"http://{address}:{server.server_port}"
     finally:

@@ -243,12 +243,6 @@ def log_in(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Launched:
-    instance: Instance
-    at: float
-
-
 async def check_login(logins: Logins) -> None:
     """Check, before a machine is paid for, that the SSH configuration lets Skyward log in to a new one.
 
@@ -257,50 +251,6 @@ async def check_login(logins: Logins) -> None:
     """
     target = SSHTarget(host=_ANY_ADDRESS, port=logins.port, user=logins.user)
     await asyncio.to_thread(check_configuration, target)
-
-
-class LaunchedMachines:
-    """Machines that this process has launched, by id.
-
-    Args:
-        clock: the time.
-    """
-
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
-        self._launched: dict[str, _Launched] = {}
-
-    def add(self, instance: Instance) -> Instance:
-        """Record a machine that was launched just now, and return it; again, it does nothing."""
-        self._launched.setdefault(instance.id, _Launched(instance=instance, at=self._clock.monotonic()))
-        return instance
-
-    def drop(self, machine: str) -> None:
-        """Forget a machine, which is gone."""
-        self._launched.pop(machine, None)
-
-    def age_s(self, machine: str) -> float:
-        """Return the seconds since the launch of a machine; infinity if this process did not launch it."""
-        found = self._launched.get(machine)
-        return math.inf if found is None else self._clock.monotonic() - found.at
-
-    def as_bought(self, instance: Instance) -> Instance:
-        """Return the record of a listed machine with the offer that it was bought as."""
-        found = self._launched.get(instance.id)
-        return instance if found is None else replace(instance, offer=found.instance.offer)
-
-    def unlisted(self, machine: str, *, listing_s: float) -> Instance:
-        """Return the record of a machine that its provider does not list: not yet, or not any more.
-
-        It is pending until ``listing_s`` seconds after its launch, then gone; a spot machine was preempted.
-        """
-        found = self._launched.get(machine)
-        if found is None:
-            return Instance(id=machine, key="", state=InstanceState.GONE, offer=_NOTHING)
-        if self.age_s(machine) < listing_s:
-            return replace(found.instance, state=InstanceState.PENDING, access=None)
-        state, spot = InstanceState.GONE, found.instance.offer.spot
-        return replace(found.instance, state=state, access=None, preempted=spot, reason="it is not listed any more")
 
 
 _LABEL: Final = re.compile(r"skyward\.([\w-]+)\.([\w-]+)")
@@ -353,18 +303,52 @@ class MachineRecord:
 
 @dataclass(slots=True, eq=False)
 class MachineBook:
-    """Record of one process's machines at a provider.
+    """This process's machines at a provider: those that it has launched and not ended, their pools and locks.
 
     Attributes:
-        launched: machines that this process has launched, and not ended.
+        clock: the time.
         pools: pool of each machine launched or seen, by id.
         locks: locks of the pools' resources, by pool id.
     """
 
-    launched: LaunchedMachines = field(default_factory=LaunchedMachines)
+    clock: Clock = SYSTEM_CLOCK
     pools: dict[str, str] = field(default_factory=dict[str, str])
     locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     _launching: Counter[str] = field(default_factory=Counter[str])
+    _launched: dict[str, tuple[Instance, float]] = field(default_factory=dict[str, tuple[Instance, float]])
+
+    def add(self, instance: Instance) -> Instance:
+        """Record a machine that was launched just now, and return it; again, it does nothing."""
+        self._launched.setdefault(instance.id, (instance, self.clock.monotonic()))
+        return instance
+
+    def drop(self, machine: str) -> None:
+        """Forget a machine, which is gone."""
+        self._launched.pop(machine, None)
+
+    def age_s(self, machine: str) -> float:
+        """Return the seconds since the launch of a machine; infinity if this process did not launch it."""
+        found = self._launched.get(machine)
+        return math.inf if found is None else self.clock.monotonic() - found[1]
+
+    def as_bought(self, instance: Instance) -> Instance:
+        """Return the record of a listed machine with the offer that it was bought as."""
+        found = self._launched.get(instance.id)
+        return instance if found is None else replace(instance, offer=found[0].offer)
+
+    def unlisted(self, machine: str, *, listing_s: float) -> Instance:
+        """Return the record of a machine that its provider does not list: not yet, or not any more.
+
+        It is pending until ``listing_s`` seconds after its launch, then gone; a spot machine was preempted.
+        """
+        found = self._launched.get(machine)
+        if found is None:
+            return Instance(id=machine, key="", state=InstanceState.GONE, offer=_NOTHING)
+        bought, _ = found
+        if self.age_s(machine) < listing_s:
+            return replace(bought, state=InstanceState.PENDING, access=None)
+        state, spot = InstanceState.GONE, bought.offer.spot
+        return replace(bought, state=state, access=None, preempted=spot, reason="it is not listed any more")
 
     def is_launching(self, pool_id: str) -> bool:
         """Return whether a launch for the pool is under way."""
@@ -372,7 +356,7 @@ class MachineBook:
 
     def may_appear(self, pool_id: str, unlisted_s: float) -> bool:
         """Return whether a machine of the pool was launched less than ``unlisted_s`` ago, and has not ended."""
-        return any(self.launched.age_s(machine) < unlisted_s for machine, pool in self.pools.items() if pool == pool_id)
+        return any(self.age_s(machine) < unlisted_s for machine, pool in self.pools.items() if pool == pool_id)
 
     @contextmanager
     def launching(self, pool_id: str) -> Generator[None]:
@@ -515,7 +499,7 @@ class RentedMachines(Provider):
         def seen(machine: str) -> Instance:
             if machine in found:
                 return self._instance(found[machine])
-            return self.book.launched.unlisted(machine, listing_s=self.unlisted_s)
+            return self.book.unlisted(machine, listing_s=self.unlisted_s)
 
         return [seen(each) for each in instance_ids]
 
@@ -565,7 +549,7 @@ class RentedMachines(Provider):
             found = await self._look(left)
             return {each: found[each].state for each in left if each in found}
 
-        calls = EndingCalls(look=look, ask=partial(request_ends, self.api.request_end), age_s=self.book.launched.age_s)
+        calls = EndingCalls(look=look, ask=partial(request_ends, self.api.request_end), age_s=self.book.age_s)
         await until_gone(
             self.name,
             calls,
@@ -575,11 +559,11 @@ class RentedMachines(Provider):
             look_s=self.look_s,
         )
         for each in instance_ids:
-            self.book.launched.drop(each)
+            self.book.drop(each)
 
     def _add(self, instance: Instance, order: LaunchOrder) -> Instance:
         self.book.pools[instance.id] = order.pool_id
-        return self.book.launched.add(instance)
+        return self.book.add(instance)
 
     def _instance(self, record: MachineRecord) -> Instance:
         running = record.state is InstanceState.RUNNING
@@ -610,7 +594,7 @@ class RentedMachines(Provider):
             ends_itself=self.ends_itself,
             price_per_hour=record.offer.price_per_hour,
         )
-        return self.book.launched.as_bought(listed)
+        return self.book.as_bought(listed)
 
 
 class RentedContainers(RentedMachines):

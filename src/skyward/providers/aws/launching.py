@@ -79,7 +79,7 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
 
     await until_gone(
         f"aws {account.region}",
-        EndingCalls(look=look, ask=ask, age_s=account.book.launched.age_s),
+        EndingCalls(look=look, ask=ask, age_s=account.book.age_s),
         instance_ids,
         deadline_s=deadline_s,
         unlisted_s=UNSEEN_S,
@@ -87,7 +87,7 @@ async def end(account: Account, instance_ids: Sequence[str], *, deadline_s: floa
         look_s=_LOOK_S,
     )
     for instance_id in instance_ids:
-        account.book.launched.drop(instance_id)
+        account.book.drop(instance_id)
         account.book.pools.pop(instance_id, None)
     for pool_id in sorted(pools):
         await remove_by_products(account, pool_id)
@@ -387,7 +387,7 @@ class Launching:
         )
 
     def _book(self, key: str, instance_id: str, offer: Offer) -> None:
-        self._made[key] = self.account.book.launched.add(new_instance(instance_id, key, offer))
+        self._made[key] = self.account.book.add(new_instance(instance_id, key, offer))
         self.account.book.pools[instance_id] = self.order.pool_id
         self._unsure.discard(key)
 

@@ -141,9 +141,7 @@ class AWS(Provider):
         """Return EC2's records; a machine launched just now and not listed yet is pending."""
         records = await self._account.records({"instance-id": instance_ids}) if instance_ids else []
         found = {record.id: self._instance(record) for record in records}
-        return [
-            found.get(each) or self._account.book.launched.unlisted(each, listing_s=UNSEEN_S) for each in instance_ids
-        ]
+        return [found.get(each) or self._account.book.unlisted(each, listing_s=UNSEEN_S) for each in instance_ids]
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
         """Terminate machines and wait for that; with a pool's last one its security group is removed."""
@@ -207,7 +205,7 @@ class AWS(Provider):
             ended_at=record.ended_at if record.state == "terminated" else None,
             power_off=self.power_off,
         )
-        return self._account.book.launched.as_bought(listed)
+        return self._account.book.as_bought(listed)
 
     def _access(self, record: Record) -> SSHAccess | None:
         host = record.private_address if self.use_ssm else record.public_address

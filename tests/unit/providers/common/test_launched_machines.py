@@ -10,7 +10,7 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.providers._common.logins import host_key, user_key
-from skyward.providers._common.rented_machines import LaunchedMachines, check_login, log_in
+from skyward.providers._common.rented_machines import MachineBook, check_login, log_in
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.instance import InstanceSpec
 from support.clock import FakeClock
@@ -21,7 +21,7 @@ MACHINE = Instance(id="m1", key="pool-0", state=InstanceState.PENDING, offer=OFF
 
 def test_a_machine_not_listed_yet_is_pending_then_gone_as_preempted() -> None:
     clock = FakeClock()
-    launched = LaunchedMachines(clock)
+    launched = MachineBook(clock=clock)
     launched.add(MACHINE)
     clock.advance(29.0)
     launched.add(MACHINE)
@@ -34,7 +34,7 @@ def test_a_machine_not_listed_yet_is_pending_then_gone_as_preempted() -> None:
 
 
 def test_a_machine_of_another_process_is_gone_if_it_is_not_listed() -> None:
-    launched = LaunchedMachines(FakeClock())
+    launched = MachineBook(clock=FakeClock())
     launched.add(MACHINE)
     launched.drop("m1")
     launched.drop("m1")
@@ -45,7 +45,7 @@ def test_a_machine_of_another_process_is_gone_if_it_is_not_listed() -> None:
 
 
 def test_a_record_has_the_offer_that_was_bought() -> None:
-    launched = LaunchedMachines(FakeClock())
+    launched = MachineBook(clock=FakeClock())
     seen = replace(MACHINE, offer=replace(OFFER, price_per_hour=None))
     assert launched.as_bought(seen) == seen
     launched.add(MACHINE)
