@@ -7,6 +7,7 @@ import stat
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +25,10 @@ def _python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+async def _run(transport: Transport, code: str, *arguments: str, **options: Any) -> Completed:
+    return await transport.run([*_python(code), *arguments], timeout_s=_DEADLINE_S, **options)
+
+
 class TransportContract:
     """Contract suite of transports: subclass it, and define the fixtures.
 
@@ -35,45 +40,35 @@ class TransportContract:
 
     async def test_output_and_exit_code_come_back(self, transport: Transport) -> None:
         """Receive both streams separately."""
-        done = await transport.run(
-            _python("import sys; print('out'); print('err', file=sys.stderr); raise SystemExit(3)"),
-            timeout_s=_DEADLINE_S,
-        )
+        done = await _run(transport, "import sys; print('out'); print('err', file=sys.stderr); raise SystemExit(3)")
         assert (done.exit_code, done.stdout, done.stderr) == (3, "out\n", "err\n")
 
     async def test_arguments_are_not_a_shells(self, transport: Transport) -> None:
         """Pass every character unchanged."""
         arguments = ["torch>=2", "x[y]", 'a"$HOME', "two\nlines", "", "é;&", "*"]
-        done = await transport.run(
-            [*_python("import sys; print(ascii(sys.argv[1:]))"), *arguments], timeout_s=_DEADLINE_S
-        )
+        done = await _run(transport, "import sys; print(ascii(sys.argv[1:]))", *arguments)
         assert done.stdout.strip() == ascii(arguments)
 
     async def test_environment_is_added(self, transport: Transport) -> None:
         """Add variables to the present environment."""
-        done = await transport.run(
-            _python("import os; print(os.environ['COLOUR'], 'PATH' in os.environ)"),
-            env={"COLOUR": 'a"$b\nc'},
-            timeout_s=_DEADLINE_S,
-        )
+        code = "import os; print(os.environ['COLOUR'], 'PATH' in os.environ)"
+        done = await _run(transport, code, env={"COLOUR": 'a"$b\nc'})
         assert done.stdout == 'a"$b\nc True\n'
 
     async def test_input_arrives_and_ends(self, transport: Transport) -> None:
         """Send more than a pipe holds."""
-        done = await transport.run(
-            _python("import sys; print(len(sys.stdin.buffer.read()))"), stdin=b"x" * 300_000, timeout_s=_DEADLINE_S
-        )
+        done = await _run(transport, "import sys; print(len(sys.stdin.buffer.read()))", stdin=b"x" * 300_000)
         assert done.stdout == "300000\n"
 
     async def test_much_output_arrives_whole(self, transport: Transport) -> None:
         """Receive more than a pipe holds, on both streams."""
         code = "import sys; sys.stdout.write('o' * 500_000); sys.stderr.write('e' * 500_000)"
-        done = await transport.run(_python(code), timeout_s=_DEADLINE_S)
+        done = await _run(transport, code)
         assert (len(done.stdout), len(done.stderr)) == (500_000, 500_000)
 
     async def test_output_that_is_no_text_is_replaced(self, transport: Transport) -> None:
         """Replace malformed text without an error."""
-        done = await transport.run(_python(r"import os; os.write(1, b'\xff')"), timeout_s=_DEADLINE_S)
+        done = await _run(transport, r"import os; os.write(1, b'\xff')")
         assert done.stdout == "\N{REPLACEMENT CHARACTER}"
 
     async def test_command_that_does_not_exist_is_127(self, transport: Transport) -> None:
@@ -83,7 +78,7 @@ class TransportContract:
 
     async def test_signal_is_negative(self, transport: Transport) -> None:
         """Return the exit code that Python's subprocess would."""
-        done = await transport.run(_python("import os; os.kill(os.getpid(), 9)"), timeout_s=_DEADLINE_S)
+        done = await _run(transport, "import os; os.kill(os.getpid(), 9)")
         assert done == Completed(exit_code=-9, stdout="", stderr="")
 
     async def test_command_past_its_deadline_ends_with_its_children(self, transport: Transport, tmp_path: Path) -> None:
@@ -107,7 +102,7 @@ class TransportContract:
             "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
             f"open({str(pid_file)!r}, 'w').write(str(child.pid)); print('up')"
         )
-        done = await transport.run(_python(code), timeout_s=_DEADLINE_S)
+        done = await _run(transport, code)
         daemon = psutil.Process(int(pid_file.read_text()))
         assert done.stdout == "up\n"
         assert daemon.is_running()
@@ -118,7 +113,7 @@ class TransportContract:
         """End a command without a waiting caller."""
         pid_file = tmp_path / "pid"
         code = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-        running = asyncio.create_task(transport.run(_python(code), timeout_s=_DEADLINE_S))
+        running = asyncio.create_task(_run(transport, code))
 
         async def started() -> int | None:
             return int(pid_file.read_text() or 0) or None if pid_file.exists() else None
@@ -131,7 +126,7 @@ class TransportContract:
 
     async def test_commands_run_side_by_side(self, transport: Transport) -> None:
         """Return each command's own output."""
-        commands = (transport.run(_python(f"print({n})"), timeout_s=_DEADLINE_S) for n in range(4))
+        commands = (_run(transport, f"print({n})") for n in range(4))
         assert [done.stdout for done in await asyncio.gather(*commands)] == ["0\n", "1\n", "2\n", "3\n"]
 
     async def test_put_writes_whole_private_files_in_new_folders(self, transport: Transport, tmp_path: Path) -> None:
@@ -201,7 +196,7 @@ class TransportContract:
         outputs: list[str] = []
 
         def run_there() -> None:
-            outputs.append(asyncio.run(transport.run(_python("print('hi')"), timeout_s=_DEADLINE_S)).stdout)
+            outputs.append(asyncio.run(_run(transport, "print('hi')")).stdout)
 
         thread = threading.Thread(target=run_there)
         thread.start()
