@@ -122,7 +122,7 @@ class RestClient:
         judge: classifies an answer that is no success.
         explain: returns the error for a refusal of a call, given as ``"POST /v2/things"``.
         pace: least seconds between two calls of a route, by route: ``"POST /v2/things/*"``, ids as asterisks.
-        reset_header: lower-case name of the header with the Unix time from which calls are accepted; empty for none.
+        reset_header: name of the header with the Unix time from which calls are accepted; empty for none.
         patience_s: throttled and interrupted calls are repeated for so long, without the time waited for ``pace``.
         clock: the time.
     """
@@ -145,6 +145,7 @@ class RestClient:
 
     def __post_init__(self) -> None:
         self.base_url = self.base_url.removesuffix("/")
+        self.reset_header = self.reset_header.lower()
 
     def __repr__(self) -> str:
         return f"RestClient({self.vendor!r}, {self.base_url!r})"
