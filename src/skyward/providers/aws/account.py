@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, cast
@@ -25,6 +25,7 @@ from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
+from skyward.transport.ssh import SSHAccess
 from skyward.wire.node_config import PreemptionWatch
 
 _MIB_PER_GIB: Final = 1024
@@ -271,7 +272,7 @@ SPOT_WATCH: Final = PreemptionWatch(
 )
 """Metadata endpoint that announces preemption of a spot machine, two minutes ahead."""
 
-STATES: Final[Mapping[str, InstanceState]] = {
+_STATES: Final[Mapping[str, InstanceState]] = {
     "pending": InstanceState.PENDING,
     "running": InstanceState.RUNNING,
     "shutting-down": InstanceState.STOPPING,
@@ -309,6 +310,17 @@ class Record:
     private_address: str | None
     group: str
     ended_at: float | None = None
+
+    def instance(self, access: Callable[[Record], SSHAccess | None]) -> Instance:
+        """Return Skyward's record."""
+        return replace(
+            new_instance(self.id, self.key, self.offer),
+            state=_STATES.get(self.state, InstanceState.PENDING),
+            access=access(self) if self.state == "running" else None,
+            reason=self.reason,
+            network=self.group,
+            ended_at=self.ended_at if self.state == "terminated" else None,
+        )
 
 
 def new_instance(instance_id: str, key: str, offer: Offer) -> Instance:

@@ -16,18 +16,16 @@ from skyward.providers._common.rented_machines import check_login, log_in
 from skyward.providers.aws.account import (
     LIVE_STATES,
     POOL_TAG,
-    STATES,
     Account,
     Record,
     Terms,
     admit_client,
-    new_instance,
 )
 from skyward.providers.aws.api import Api, Credentials, new_session
 from skyward.providers.aws.launching import UNSEEN_S, Launching, end, remove_by_products
 from skyward.providers.aws.offering import Prices, check_account, find_offers
 from skyward.providers.aws.ssm import require_plugin, session_command
-from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
+from skyward.providers.base import Finding, Instance, LaunchOrder, Offer, Provider, check_settings
 from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
@@ -196,15 +194,7 @@ class AWS(Provider):
         return await client_cidr(self.address_url, otherwise="use AWS(use_ssm=True)")
 
     def _instance(self, record: Record) -> Instance:
-        listed = replace(
-            new_instance(record.id, record.key, record.offer),
-            state=STATES.get(record.state, InstanceState.PENDING),
-            access=self._access(record) if record.state == "running" else None,
-            reason=record.reason,
-            network=record.group,
-            ended_at=record.ended_at if record.state == "terminated" else None,
-            power_off=self.power_off,
-        )
+        listed = replace(record.instance(self._access), power_off=self.power_off)
         return self._account.book.as_bought(listed)
 
     def _access(self, record: Record) -> SSHAccess | None:
