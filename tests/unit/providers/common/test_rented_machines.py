@@ -76,9 +76,6 @@ class Rented(RentedMachines):
     def end_check(self, key: str) -> tuple[str, ...]:
         return ("may-end", key)
 
-    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        return [OFFER]
-
     async def prepare(self, order: LaunchOrder) -> None:
         self.account.prepared.append(order.pool_id)
 
