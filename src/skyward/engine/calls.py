@@ -113,20 +113,6 @@ def short_label(label: str) -> str:
     return label.partition(" (")[0].rpartition(".")[2]
 
 
-class OutcomeSink(Protocol):
-    """Receiver of outcomes, each exactly once, on the event loop; must not block.
-
-    Attributes:
-        work: the piece of work that its calls count for; None counts them with others of their label.
-    """
-
-    work: WorkCount | None
-
-    def deliver(self, index: int, raw: RawOutcome) -> None:
-        """Store the outcome of call number ``index``."""
-        ...
-
-
 class CallBatch:
     """Outcomes of calls that one caller waits for.
 
@@ -153,7 +139,7 @@ class CallBatch:
         self._outcomes: list[RawOutcome | None] = [None] * calls
 
     def deliver(self, index: int, raw: RawOutcome) -> None:
-        """See :class:`OutcomeSink`."""
+        """Store the outcome of call number ``index``. On the event loop."""
         self._outcomes[index] = raw
         self.remaining -= 1
         if raw.error is not None and self.failed is None:
@@ -192,7 +178,7 @@ class RemoteFuture(CallFuture[Any]):
 
     Attributes:
         call: the call, for cancelling it; None once it is over, so that no cycle keeps the result alive.
-        work: see :class:`OutcomeSink`.
+        work: the piece of work that the call counts for; None counts it with others of its label.
     """
 
     work: WorkCount | None = None
@@ -224,7 +210,7 @@ class RemoteFuture(CallFuture[Any]):
         return self._begun
 
     def deliver(self, index: int, raw: RawOutcome) -> None:  # noqa: ARG002 - a sink of one call
-        """See :class:`OutcomeSink`."""
+        """Store the outcome of the call. On the event loop."""
         if isinstance(raw.error, CancelledError) and self._begun is None:
             super().cancel()
         if self.begin():
@@ -444,7 +430,7 @@ class LiveCall(CallState):
     """
 
     parcel: Parcel
-    sink: OutcomeSink
+    sink: CallBatch | RemoteFuture
     index: int = 0
     number: int = 0
     header: CallHeader | None = None

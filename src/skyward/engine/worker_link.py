@@ -209,8 +209,8 @@ class WorkerLink:
 
     def start(self) -> None:
         """Dial the worker, and serve the connections to it until :meth:`close`."""
-        live = keep(self._serve, what=f"the lane to {self._address}", report=self._report)
-        self._serving = asyncio.ensure_future(live)
+        report = partial(self._owner.lane_failed, self)
+        self._serving = asyncio.ensure_future(keep(self._serve, what=f"the lane to {self._address}", report=report))
 
     def push(self, item: ToWorker) -> None:
         """Queue an item for the worker, to travel with the calls that are sent next."""
@@ -242,9 +242,6 @@ class WorkerLink:
 
     def _new_link(self) -> Link:
         return Link(Session(), partial(self._owner.lane_items, self))
-
-    def _report(self, why: str) -> None:
-        self._owner.lane_failed(self, why)
 
     async def _serve(self) -> None:
         """Dial and carry items until cancelled."""

@@ -17,7 +17,8 @@ from skyward._concurrency.linux_parts import readable_path
 MAX_FRAME_BYTES = 1 << 20
 """Size limit of a frame in bytes; a peer that announces more is no part of the pool."""
 
-_LENGTH = struct.Struct("!I")
+LENGTH = struct.Struct("!I")
+"""What precedes a frame, and a message of a lane: its length in bytes."""
 
 
 class FrameError(ValueError):
@@ -87,7 +88,7 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
         asyncio.IncompleteReadError: the peer closed the connection.
         FrameError: the frame is too large, or no map.
     """
-    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if size > MAX_FRAME_BYTES:  # before it is read: the length could have the reader allocate 4 GiB
         raise FrameError(f"the peer announces a frame of {size} bytes; {MAX_FRAME_BYTES} are allowed")
     body = await reader.readexactly(size)
@@ -109,4 +110,4 @@ def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
     body = cast("bytes", msgpack.packb(frame))
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is larger than the {MAX_FRAME_BYTES} allowed")
-    writer.write(_LENGTH.pack(len(body)) + body)
+    writer.write(LENGTH.pack(len(body)) + body)

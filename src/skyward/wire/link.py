@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections import deque
@@ -25,12 +24,11 @@ import msgpack
 from skyward._concurrency.descriptors import Descriptors
 from skyward._concurrency.linux_parts import MutableEvents, mutable_events
 from skyward._concurrency.waiting import EAGER_S
-from skyward.wire.frames import forget_tls_errors
+from skyward.wire.frames import LENGTH, forget_tls_errors
 from skyward.wire.messages import Item, Kind
 
 log = logging.getLogger("skyward.wire")
 
-_LENGTH = struct.Struct("!I")
 _LARGEST_BYTES = 64 << 20  # a session's messages have a few MiB: a larger length is no length
 _READ_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
@@ -126,9 +124,9 @@ class Connection:
         """Encrypt a message; :meth:`send` sends it."""
         body = self._pack(message)
         if len(body) < _RECORD_BYTES:  # one record: two would cost the peer another read
-            self._tls.write(_LENGTH.pack(len(body)) + body)
+            self._tls.write(LENGTH.pack(len(body)) + body)
             return
-        self._tls.write(_LENGTH.pack(len(body)))
+        self._tls.write(LENGTH.pack(len(body)))
         rest = memoryview(body)
         while rest:
             rest = rest[self._tls.write(rest) :]
@@ -164,11 +162,11 @@ class Connection:
         received = self._decrypt()
         messages: list[Any] = []
         start = 0
-        while len(received) - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(received, start)
+        while len(received) - start >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(received, start)
             if size > _LARGEST_BYTES:
                 raise MessageError(f"the peer announces a message of {size} bytes, more than {_LARGEST_BYTES}")
-            begin, end = start + _LENGTH.size, start + _LENGTH.size + size
+            begin, end = start + LENGTH.size, start + LENGTH.size + size
             if len(received) < end:
                 break
             # Views are released at once: a bytearray cannot shrink while one is there.

@@ -10,7 +10,7 @@ import enum
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast, get_args
 
 from skyward.wire.log_pieces import LogPiece
 
@@ -194,6 +194,18 @@ class Outcome(WirePart):
         return cls(seconds, data, tuple(part_bytes), PackedError(*error) if error else None)
 
 
+def _size_of(wire: Any) -> int:
+    match wire:
+        case bytes() | str():
+            return len(wire)
+        case list() | tuple():
+            return sum(map(_size_of, cast("Sequence[Any]", wire)))
+        case dict():
+            return _size_of([*cast("dict[str, Any]", wire).items()])
+        case _:
+            return 8
+
+
 class LaneItem:
     """Record of one item of a lane."""
 
@@ -203,7 +215,7 @@ class LaneItem:
     @property
     def nbytes(self) -> int:
         """Approximate size of the item on the wire, in bytes."""
-        return _HEAD_BYTES
+        return _HEAD_BYTES + _size_of(self.to_wire())
 
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
@@ -221,11 +233,6 @@ class StoreFunction(LaneItem):
     payload: Payload
     label: str
 
-    @property
-    def nbytes(self) -> int:
-        """Approximate size of the item on the wire, in bytes."""
-        return len(self.payload.data) + _HEAD_BYTES
-
     @classmethod
     def from_wire(cls, function_id: str, payload: Sequence[Any], label: str) -> StoreFunction:
         """Return the record of a list's fields."""
@@ -238,12 +245,6 @@ class StoreSources(LaneItem):
 
     KIND: ClassVar = Kind.SOURCES
     sources: Sequence[ModuleSource]
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate size of the item on the wire, in bytes."""
-        texts = sum(len(source.text) + _HEAD_BYTES for source in self.sources)
-        return texts + sum(len(data) + _HEAD_BYTES for source in self.sources for _, data in source.files)
 
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
@@ -321,11 +322,6 @@ class RunSpecialCall(LaneItem):
     payload: Payload
     header: CallHeader
 
-    @property
-    def nbytes(self) -> int:
-        """Approximate size of the item on the wire, in bytes."""
-        return len(self.payload.data) + 2 * _HEAD_BYTES
-
     @classmethod
     def from_wire(cls, *fields: Any) -> RunSpecialCall:
         """Return the record of a list's fields."""
@@ -357,11 +353,6 @@ class GangAddresses(LaneItem):
     KIND: ClassVar = Kind.MET
     call_id: int
     texts: Sequence[str]
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate size of the item on the wire, in bytes."""
-        return sum(map(len, self.texts)) + _HEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,11 +386,6 @@ class CallResult(LaneItem):
     KIND: ClassVar = Kind.RESULT
     call_id: int
     outcome: Outcome
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate size of the item on the wire, in bytes."""
-        return len(self.outcome.data) + _HEAD_BYTES
 
     @classmethod
     def from_wire(cls, call_id: int, outcome: Sequence[Any]) -> CallResult:
@@ -488,11 +474,6 @@ class LoggedRecord(LaneItem):
     task: str
     values: Mapping[str, Any]
 
-    @property
-    def nbytes(self) -> int:
-        """Approximate size of the item on the wire, in bytes."""
-        return sum(len(value) for value in self.values.values() if isinstance(value, str)) + 16 * _HEAD_BYTES
-
 
 @dataclass(frozen=True, slots=True)
 class EmittedEvent(LaneItem):
@@ -527,11 +508,6 @@ class GangAddress(LaneItem):
     KIND: ClassVar = Kind.MEET
     call_id: int
     text: str
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate size of the item on the wire, in bytes."""
-        return len(self.text) + _HEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,29 +559,13 @@ ToClient = (
 )
 """Records that the worker sends."""
 
-_TO_WORKER: dict[int, Callable[..., ToWorker]] = {
-    Kind.FUNCTION: StoreFunction.from_wire,
-    Kind.SOURCES: StoreSources.from_wire,
-    Kind.FORGET: ForgetFunctions,
-    Kind.CALLS: RunCalls,
-    Kind.SPECIAL: RunSpecialCall.from_wire,
-    Kind.CANCEL: CancelCalls,
-    Kind.REVOKE: RevokeCalls,
-    Kind.MET: GangAddresses,
-    Kind.LEVELS: SetLevels,
-}
-_TO_CLIENT: dict[int, Callable[..., ToClient]] = {
-    Kind.CHUNK: ResultChunk,
-    Kind.RESULT: CallResult.from_wire,
-    Kind.RESULTS: SmallResults,
-    Kind.LINES: PrintedLines.from_wire,
-    Kind.EVENT: EmittedEvent,
-    Kind.RECORD: LoggedRecord,
-    Kind.REVOKED: RevokedCalls,
-    Kind.MISSING: MissingBlobs,
-    Kind.MEET: GangAddress,
-    Kind.SPENT: SpentProcess,
-}
+
+def _decoders(records: Any) -> dict[Kind, Callable[..., Any]]:
+    return {record.KIND: getattr(record, "from_wire", record) for record in get_args(records)}
+
+
+_TO_WORKER = _decoders(ToWorker)
+_TO_CLIENT = _decoders(ToClient)
 
 
 def to_worker(item: Item) -> ToWorker:

@@ -159,9 +159,6 @@ class OutcomeSink:
     def __init__(self) -> None:
         self.outcomes: list[RawOutcome] = []
 
-    def begin(self) -> bool:
-        return True
-
     def deliver(self, index: int, raw: RawOutcome) -> None:
         self.outcomes.append(raw)
 
