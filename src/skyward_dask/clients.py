@@ -25,16 +25,6 @@ from skyward_dask.dask_parts import add_client_extension
 from skyward_dask.modules import MODULES, missing_modules
 from skyward_dask.security import PoolSecurity
 
-__all__ = [
-    "DASK",
-    "NO_DIRECT_ACCESS",
-    "check_versions",
-    "client_of",
-    "load_security",
-    "scheduler_of",
-    "without_token",
-]
-
 NO_DIRECT_ACCESS = (
     "cannot work here: this process reaches only the scheduler of the pool, through a tunnel, and none of its workers. "
     "Leave it out: data then comes through the scheduler"

@@ -56,19 +56,6 @@ from skyward_dask.sizing import (
     worker_count,
 )
 
-__all__ = [
-    "ConnectedCluster",
-    "DashboardLink",
-    "ElasticCluster",
-    "NodeAdaptive",
-    "PoolLike",
-    "PoolParams",
-    "SkywardCluster",
-    "close_clusters",
-    "fleet_rows",
-    "scaling_table",
-]
-
 _logger = logging.getLogger("skyward.dask")
 _ATTEMPT_S = 15.0
 """Seconds for one attempt to reach a new scheduler, before its address is requested again."""

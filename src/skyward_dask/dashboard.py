@@ -31,8 +31,6 @@ from skyward._concurrency.waiting import wait_until
 from skyward.errors import UnreachableError
 from skyward_dask.dask_parts import RoutingApplication, dashboard_pages, page_routes
 
-__all__ = ["Dashboard", "Gate"]
-
 _REQUIREMENT = "bokeh>=3.1"
 _HANG_UP_S = 5.0
 

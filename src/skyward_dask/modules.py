@@ -14,8 +14,6 @@ from skyward.shipping.received import take_sources
 from skyward.shipping.sources import SentSources, loaded_by_the_user, report_assigned, source_set
 from skyward.wire.messages import ModuleSource
 
-__all__ = ["MODULES", "KeptModules", "missing_modules", "named_in", "take_modules"]
-
 MODULES = "skyward_modules"
 """Name of the operation on Dask's streams that carries sources."""
 

@@ -32,8 +32,6 @@ from skyward_dask.modules import MODULES, KeptModules, take_modules
 from skyward_dask.security import PoolSecurity
 from skyward_dask.tasks import fail_unrunnable, report_tasks
 
-__all__ = ["NodeScheduler", "join", "pass_modules_on", "serve"]
-
 log = logging.getLogger("skyward.dask")
 
 _CLOSE_S = 5.0

@@ -11,8 +11,6 @@ from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 from skyward.wire.frames import TlsIdentity, client_context, forget_tls_errors, server_context
 
-__all__ = ["PoolSecurity"]
-
 
 class PoolSecurity(Security):
     """The pool's certificate for every role; only mutual TLS 1.3 is accepted.

@@ -11,8 +11,6 @@ from dask.utils import parse_timedelta
 
 from skyward.errors import ConfigurationError
 
-__all__ = ["load_defaults", "seconds", "setting"]
-
 
 @cache
 def _defaults() -> dict[str, Any]:

@@ -14,24 +14,6 @@ from dask.utils import parse_bytes
 from skyward.errors import ConfigurationError
 from skyward.submission import FleetStatus, NodeStatus
 
-__all__ = [
-    "Bounds",
-    "SizeParams",
-    "WorkerSize",
-    "fewest_workers",
-    "memory_size",
-    "most_workers",
-    "node_of",
-    "nodes_for",
-    "planned_workers",
-    "ranks_named",
-    "requested_workers",
-    "staying",
-    "superfluous",
-    "whole_bounds",
-    "worker_count",
-]
-
 HEAD = 0
 """Rank of the scheduler's node, which is never removed."""
 

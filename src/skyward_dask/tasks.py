@@ -18,8 +18,6 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
 from skyward.wire.control import WorkProgress
 
-__all__ = ["TaskCounts", "WorkerOffer", "fail_unrunnable", "report_tasks", "unmet_demand"]
-
 log = logging.getLogger("skyward.dask")
 
 

@@ -16,8 +16,6 @@ from skyward.events import Progress
 from skyward.submission import ArgumentMemo, CallFuture, Invocation, TaskSubmitter
 from skyward_joblib.on_node import Initializer, NodeBackend, run_batch
 
-__all__ = ["CallWindow", "LoopProgress", "SkywardBackend"]
-
 _PROGRESS_INTERVAL_S = 0.1
 
 

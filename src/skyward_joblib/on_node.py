@@ -16,8 +16,6 @@ from joblib.parallel import LokyBackend
 from skyward.distributed.runtime import instance_info
 from skyward.errors import ConfigurationError, NotInPoolError
 
-__all__ = ["Initializer", "NodeBackend", "run_batch"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initializer:

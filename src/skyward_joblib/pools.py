@@ -18,8 +18,6 @@ from skyward.submission import TaskSubmitter
 if TYPE_CHECKING:
     from skyward.api.pool import ComputePool
 
-__all__ = ["JoblibPool", "ScikitLearnPool", "joblib_backend", "sklearn_backend"]
-
 
 @contextmanager
 def joblib_backend(pool: TaskSubmitter) -> Generator[None]:

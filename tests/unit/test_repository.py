@@ -112,9 +112,17 @@ def test_no_class_has_the_name_of_another_one() -> None:
 
 DOCUMENTED = set(re.findall(r"^\.\. automodule:: (\S+)$", DOCS, re.MULTILINE))
 """Modules that the reference documents: their names are for users."""
-OWN = tuple(
-    f"skyward.{name}."
-    for name in ("api", "cli", "display", "engine", "events", "providers", "shipping", "testing.aws", "wire")
+OWN = (
+    *(
+        f"skyward.{name}."
+        for name in (
+            *("_concurrency", "api", "cli", "display", "engine", "events", "node", "providers"),
+            *("provision", "request", "shipping", "testing.aws", "transport", "wire"),
+        )
+    ),
+    "skyward.distributed._",
+    "skyward_dask.",
+    "skyward_joblib.",
 )
 """Modules below these packages are Skyward's own: the package lists the names for users."""
 

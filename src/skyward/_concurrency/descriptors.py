@@ -20,8 +20,6 @@ from collections.abc import Generator
 from io import FileIO
 from typing import TypeVar
 
-__all__ = ["Descriptors", "abandon", "keep_from_forks", "raise_descriptor_limit", "raised_descriptor_limit"]
-
 _MOST = 1 << 16
 _MOST_OF_MACOS = 10_240
 """Highest limit that setrlimit(2) accepts there, where the limit shown is infinite: OPEN_MAX of sys/syslimits.h."""

@@ -30,8 +30,6 @@ try:
 except RuntimeError as error:  # the interpreter registers no more hooks
     raise PoolStateError(_AT_EXIT) from error
 
-__all__ = ["arm", "at_exit", "disarm", "hold", "refuse_at_exit", "release", "uninterrupted", "wait_for"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _WATCHED = (*_SIGNALS, signal.SIGQUIT)
 _ABOVE = 128

@@ -20,30 +20,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = [
-    "BOOT_CLOCK",
-    "NOTSENT_LOWAT",
-    "SHARED_MEMORY",
-    "MutableEvents",
-    "adopt_orphans",
-    "boot_id",
-    "ephemeral_ports",
-    "is_caught",
-    "mutable_events",
-    "name_thread",
-    "open_descriptors",
-    "orphan_to_reap",
-    "pid_namespace",
-    "process_limits",
-    "readable_path",
-    "socket_path",
-    "start_ticks",
-    "usable_cores",
-    "use_large_pages",
-    "wait_for_end",
-    "waits_for_disk",
-]
-
 SHARED_MEMORY: Final = Path("/dev/shm")
 """Folder in memory. Elsewhere there is none, and a folder on disk takes its place."""
 

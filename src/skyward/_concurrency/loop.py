@@ -15,8 +15,6 @@ from skyward._concurrency.exits import uninterrupted
 from skyward._concurrency.linux_parts import waits_for_disk
 from skyward.errors import PoolStateError
 
-__all__ = ["LoopThread", "acquire_loop"]
-
 T = TypeVar("T")
 
 _logger = logging.getLogger("skyward")

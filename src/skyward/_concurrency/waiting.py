@@ -13,8 +13,6 @@ from typing import Any, Final, Protocol, TypeVar
 from skyward._concurrency.linux_parts import BOOT_CLOCK
 from skyward.errors import UnreachableError
 
-__all__ = ["EAGER_S", "PROMPT_S", "SYSTEM_CLOCK", "Clock", "NotYet", "SystemClock", "keep", "to_its_end", "wait_until"]
-
 T = TypeVar("T")
 
 PROMPT_S: Final = 0.001

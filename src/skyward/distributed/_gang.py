@@ -22,21 +22,6 @@ from typing import ParamSpec, Protocol, TypeVar
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, current_call, node_address, node_rank
 from skyward.errors import ConfigurationError
 
-__all__ = [
-    "GANG_MARK",
-    "Framework",
-    "Gang",
-    "GangSession",
-    "Peer",
-    "checked_backend",
-    "decorator",
-    "environment",
-    "imported",
-    "is_gang",
-    "own_rank",
-    "unused_port",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -12,8 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 from skyward.distributed._gang import Gang, decorator, environment, imported, own_rank, unused_port
 from skyward.distributed.runtime import FreshProcessNeeded, bind_address, current_call
 
-__all__ = ["JaxFramework", "JaxSession", "jax"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

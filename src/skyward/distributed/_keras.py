@@ -14,8 +14,6 @@ from skyward.distributed._tensorflow import TensorflowFramework
 from skyward.distributed._torch import TorchFramework
 from skyward.distributed.runtime import FreshProcessNeeded, current_call
 
-__all__ = ["KerasFramework", "KerasSession", "keras"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -11,8 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 from skyward.distributed._gang import Gang, decorator, environment, imported, unused_port
 from skyward.distributed.runtime import FreshProcessNeeded, current_call
 
-__all__ = ["TensorflowFramework", "TensorflowSession", "cluster", "tensorflow"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -17,20 +17,6 @@ from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, en
 from skyward.distributed.runtime import FreshProcessNeeded, bind_address, visible_gpus
 from skyward.errors import ConfigurationError
 
-__all__ = [
-    "BACKENDS",
-    "TorchFramework",
-    "TorchSession",
-    "chosen_backend",
-    "device_index",
-    "interface_of",
-    "interfaces",
-    "torch",
-    "unless_set",
-    "usable_gpus",
-    "variables",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

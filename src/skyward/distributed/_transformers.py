@@ -11,8 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 from skyward.distributed._gang import Gang, checked_backend, decorator, imported
 from skyward.distributed._torch import BACKENDS, TorchFramework, TorchSession
 
-__all__ = ["TransformersFramework", "TransformersSession", "transformers"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MemoryCgroup", "find_cpu_limit", "find_memory_cgroup"]
-
 _ROOT = Path("/")
 _MEMORY, _CPU = "memory", "cpu"
 

@@ -23,24 +23,6 @@ from skyward._concurrency.linux_parts import (
 from skyward._concurrency.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
 
-__all__ = [
-    "SUPERVISOR_LOG",
-    "become_subreaper",
-    "carriers",
-    "close_all_but",
-    "close_on_exec",
-    "descendants",
-    "end_all",
-    "end_with_supervisor",
-    "exit_reason",
-    "is_stopped",
-    "kill_all",
-    "kill_session",
-    "name_process",
-    "reap_orphans",
-    "rss_bytes",
-]
-
 SUPERVISOR_LOG = "supervisor.log"
 """File in a node's folder, from the start of its supervisor."""
 

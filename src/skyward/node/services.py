@@ -13,8 +13,6 @@ from skyward.node.supervisor.plan import NodePlan
 from skyward.wire.control import ServiceRunning, WorkProgress
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["Service", "ServiceProgram", "WorkerHost"]
-
 
 class ServiceProgram(Protocol):
     """The process of a service beside the workers. It ends with its supervisor."""

@@ -16,26 +16,6 @@ from urllib.parse import urlsplit
 
 from skyward.errors import ConfigurationError
 
-__all__ = [
-    "bare_url",
-    "checked_patterns",
-    "explain_options",
-    "flag",
-    "gibibytes",
-    "is_matched",
-    "option_names",
-    "positive_number",
-    "refusal",
-    "refuse_unknown",
-    "secret",
-    "text",
-    "texts",
-    "unknown_option",
-    "web_address",
-    "whole_number",
-    "without_credentials",
-]
-
 _USER = re.compile(r"(?<=://)[^/\s]+@")  # a password may hold an @ itself
 _PARAMETER = re.compile(
     r"""([?&;][\w.-]*(?:token|key|secret|password|passwd|signature|credential|sig|auth)[\w.-]*=)[^&;#\s'"]+""",

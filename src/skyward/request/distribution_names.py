@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["distribution_of_module", "misnamed"]
-
 _DISTRIBUTIONS: Final = {
     "Crypto": "pycryptodome",
     "MySQLdb": "mysqlclient",

@@ -11,8 +11,6 @@ from typing import Final
 
 from skyward.errors import ConfigurationError
 
-__all__ = ["COUNTERPARTS", "FRONT_ENDS", "FrontEnd", "load_front_end", "needs"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEnd:

@@ -31,8 +31,6 @@ from skyward.request.distribution_names import misnamed
 if TYPE_CHECKING:
     from skyward.provision.mirroring.image_mirror import ImageMirror
 
-__all__ = ["EnvVars", "Image", "client_python", "mirrored_image"]
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 

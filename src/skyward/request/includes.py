@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-__all__ = [
-    "ExcludedPath",
-    "GitRules",
-    "IncludedFile",
-    "describe_includes",
-    "included_files",
-    "pack_files",
-    "select_files",
-    "unwanted",
-]
-
 _REPOSITORIES = frozenset({".git", ".hg", ".svn", ".bzr", ".jj"})
 _CACHES = frozenset(
     {

@@ -9,8 +9,6 @@ from skyward.errors import ConfigurationError
 from skyward.request.accelerators import Accelerator, AcceleratorLike, find_variant, fold_name, parse_accelerator
 from skyward.request.checks import gibibytes, whole_number
 
-__all__ = ["InstanceSpec", "InstanceWish", "select_instance"]
-
 _NEAREST = 3
 _OTHER_ACCELERATOR = 4
 _REPORTED_TOLERANCE = 0.07

@@ -18,18 +18,6 @@ from skyward.request.includes import included_files
 from skyward.request.instance import InstanceWish
 from skyward.request.volume import S3Volume, Volume
 
-__all__ = [
-    "PoolRequest",
-    "Spot",
-    "SpotLike",
-    "SpotNever",
-    "SpotStrategy",
-    "checked_nodes",
-    "checked_ranks",
-    "parse_request",
-    "parse_spot",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class SpotNever:

@@ -10,8 +10,6 @@ from typing import Any, ClassVar, TypeAlias
 
 from skyward.request.checks import explain_options, flag, refusal, text
 
-__all__ = ["GrantedVolume", "S3Volume", "StorageKey", "Volume", "VolumeAccess"]
-
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["TAGS_FILE", "Access", "Completed", "Transport"]
-
 TAGS_FILE = "instance.json"
 """File in a node's folder with the tags of its instance, for providers that keep no record of their own."""
 

@@ -15,8 +15,6 @@ from typing import IO, cast
 from skyward.errors import UnreachableError
 from skyward.transport.access import Access, Completed, Transport
 
-__all__ = ["LocalAccess", "LocalTransport"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAccess:

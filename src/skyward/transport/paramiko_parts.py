@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 
     from skyward.transport.ssh_login import LiveSocket
 
-__all__ = [
-    "RSA_SIGNATURES",
-    "WINDOW_BYTES",
-    "Channel",
-    "ChannelBuffer",
-    "Client",
-    "RefusedSessionError",
-    "StaleConnectionError",
-    "client_class",
-    "end_handshake",
-    "hush",
-    "open_channel",
-    "packetizer_class",
-    "take_output",
-]
-
-
 WINDOW_BYTES: Final = 4 << 20
 """Bytes that the machine may send on a channel before this side acknowledges them."""
 

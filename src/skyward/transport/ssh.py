@@ -20,9 +20,6 @@ from skyward.transport.ssh_commands import PUT_COMMAND, CommandExit, Execution, 
 from skyward.transport.ssh_config import SSHTarget, route, settings
 from skyward.transport.ssh_connection import SSHConnection, SSHConnections
 
-__all__ = ["SSHAccess", "SshTransport", "check_configuration"]
-
-
 T = TypeVar("T")
 
 _CONNECTIONS: Final = SSHConnections()

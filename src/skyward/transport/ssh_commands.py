@@ -34,21 +34,6 @@ from skyward.transport.paramiko_parts import (
 )
 from skyward.transport.ssh_connection import ACKNOWLEDGE_BYTES, CHUNK_BYTES, CHUNKS_IN_TURN, Pump, Step
 
-__all__ = [
-    "LOGIN_COMMAND",
-    "PUT_COMMAND",
-    "CommandExit",
-    "Execution",
-    "Login",
-    "Output",
-    "exit_code",
-    "forwards",
-    "login_fault",
-    "put_arguments",
-    "script",
-    "try_login",
-]
-
 log = logging.getLogger("skyward.transport")
 
 

@@ -23,22 +23,6 @@ from typing import Final, TypeAlias
 
 from skyward.errors import ConfigurationError
 
-__all__ = [
-    "IGNORED",
-    "OBEYED",
-    "Algorithms",
-    "Options",
-    "SSHTarget",
-    "Settings",
-    "default_options",
-    "expanded",
-    "look_up",
-    "matches_any",
-    "read_configuration",
-    "route",
-    "settings",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHTarget:

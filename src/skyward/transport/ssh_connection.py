@@ -31,20 +31,6 @@ from skyward.transport.ssh_config import SSHTarget, route
 if TYPE_CHECKING:
     from skyward.transport.ssh_login import SSHSession
 
-__all__ = [
-    "ACKNOWLEDGE_BYTES",
-    "CHUNKS_IN_TURN",
-    "CHUNK_BYTES",
-    "Connect",
-    "Dial",
-    "FutureSemaphore",
-    "Pump",
-    "SSHConnection",
-    "SSHConnections",
-    "Step",
-    "Tunnel",
-]
-
 log = logging.getLogger("skyward.transport")
 
 

@@ -38,25 +38,6 @@ from skyward._concurrency.descriptors import keep_from_forks
 from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
 from skyward.transport.ssh_config import Settings, expanded, matches_any
 
-__all__ = [
-    "Agent",
-    "AgentKey",
-    "HostKey",
-    "Identities",
-    "Identity",
-    "KnownKeys",
-    "blob_of",
-    "identities",
-    "is_revoked",
-    "known_keys",
-    "load_certificate",
-    "objection",
-    "rsa_bits",
-    "signer",
-    "unknown",
-    "verify",
-]
-
 log = logging.getLogger("skyward.transport")
 
 

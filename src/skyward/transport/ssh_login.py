@@ -48,28 +48,6 @@ from skyward.transport.paramiko_parts import (
 from skyward.transport.ssh_config import Algorithms, Settings, SSHTarget, settings
 from skyward.transport.ssh_keys import HostKey, Identities, Identity, KnownKeys, identities, known_keys, unknown, verify
 
-__all__ = [
-    "MEANINGS",
-    "Dialled",
-    "LiveSocket",
-    "Meaning",
-    "SSHSession",
-    "agree",
-    "answers",
-    "connect",
-    "dial_command",
-    "dial_tcp",
-    "disabled",
-    "disagreement",
-    "is_transient",
-    "key_at",
-    "meaning",
-    "resolve",
-    "shown_key",
-    "translated",
-]
-
-
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _DIAL_POLL_S = 0.1
 _COMPLAINT_CHARACTERS = 500

@@ -18,8 +18,6 @@ from skyward.node.gpu.partitioner import GpuPartitioner
 from skyward.request.accelerators import Vendor, find_model, fold_name, model_name
 from skyward.wire.node_config import NodeConfig
 
-__all__ = ["NodeDevices", "choose_devices", "choose_gpus"]
-
 log = logging.getLogger("skyward.node.gpu.devices")
 
 _SHOWN = "CUDA_VISIBLE_DEVICES"

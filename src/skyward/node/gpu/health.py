@@ -14,8 +14,6 @@ from typing import Any
 
 from skyward.node.gpu.nvml import import_nvml, open_nvml
 
-__all__ = ["DOUBT_S", "GpuWatch", "is_doubtful", "open_watch"]
-
 log = logging.getLogger("skyward.node.gpu.health")
 
 DOUBT_S = 3.0

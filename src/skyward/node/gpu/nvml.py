@@ -19,19 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = [
-    "GpuInstance",
-    "InstanceProfile",
-    "import_nvml",
-    "instance_profiles",
-    "instances_as_json",
-    "list_instances",
-    "main",
-    "mig_devices",
-    "mig_mode",
-    "open_nvml",
-]
-
 log = logging.getLogger("skyward.node.gpu.nvml")
 
 _GIB, _MIB = 1 << 30, 1 << 20

@@ -22,8 +22,6 @@ from skyward.errors import ConfigurationError, SkywardError
 from skyward.node.gpu.driver import Gpu, GpuDriver, GpuInstance, Partition
 from skyward.request.accelerators import MigProfile
 
-__all__ = ["GpuPartitioner", "largest_first"]
-
 _IN_USE_S = 20.0
 """Seconds for which the driver may count killed processes as users of a partition."""
 _PENDING = (

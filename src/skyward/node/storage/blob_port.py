@@ -24,8 +24,6 @@ from skyward.wire.control import Fetch, Fetched
 from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, server_context, write_frame
 from skyward.wire.listening import StreamPort, Streams, dial
 
-__all__ = ["BlobPort"]
-
 log = logging.getLogger("skyward.node.storage.blob_port")
 
 _NAME = re.compile(r"[0-9a-f]{64}")

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["listing", "main", "piece"]
-
 _THERE = 20
 _ODD_KINDS = {
     stat.S_IFSOCK: "a socket",

@@ -16,8 +16,6 @@ from skyward.errors import ConfigurationError
 from skyward.node.storage.mount_registry import PART, FileRecord, MountPath
 from skyward.providers.storage import Store, StoredObject
 
-__all__ = ["Mirror", "path_of"]
-
 log = logging.getLogger("skyward.node.storage.mirror")
 
 _THREADS = 8

@@ -20,8 +20,6 @@ from skyward.errors import ConfigurationError
 from skyward.node.processes import SUPERVISOR_LOG, carriers
 from skyward.request.volume import GrantedVolume
 
-__all__ = ["PART", "FileRecord", "MountPath", "claimed", "held"]
-
 PART = ".skyward-part-"
 """Prefix of the names of files that are not whole yet."""
 

@@ -23,8 +23,6 @@ from skyward.node.storage.mount_registry import MountPath, claimed, held
 from skyward.providers.storage import MountWay, store_kind
 from skyward.request.volume import GrantedVolume
 
-__all__ = ["LOG_FILE", "VolumeAnswer", "VolumeOrder", "can_mount", "main", "mount", "perform", "unmount"]
-
 log = logging.getLogger("skyward.node.storage.volume_program")
 
 LOG_FILE = "volumes.log"

@@ -14,8 +14,6 @@ from skyward.node.storage.volume_program import VolumeOrder
 from skyward.wire.limits import RELEASE_S
 from skyward.wire.node_config import NodeConfig
 
-__all__ = ["WRITE_BACK_S", "VolumeKeeper"]
-
 log = logging.getLogger("skyward.node.storage.write_back")
 
 WRITE_BACK_S = 60.0

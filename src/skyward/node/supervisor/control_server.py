@@ -11,8 +11,6 @@ from skyward.wire.control import Command, Fetch, Kill, Ping, Report, RunService,
 from skyward.wire.frames import FrameError, TlsIdentity, read_frame, server_context, write_frame
 from skyward.wire.listening import StreamPort, Streams
 
-__all__ = ["ControlHandler", "ControlServer"]
-
 log = logging.getLogger("skyward.wire.control")
 
 _FAREWELL_S = 10.0

@@ -32,8 +32,6 @@ from skyward.node.supervisor.supervisor import Supervisor
 from skyward.node.supervisor.zygote import Spare
 from skyward.wire.node_config import NodeConfig, NodeReady
 
-__all__ = ["main", "run_program"]
-
 log = logging.getLogger("skyward.node.supervisor.daemon")
 
 

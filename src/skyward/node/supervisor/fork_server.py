@@ -29,8 +29,6 @@ from skyward._concurrency.linux_parts import wait_for_end
 from skyward.node.processes import close_all_but, end_all, name_process
 from skyward.node.supervisor.start_order import PROGRAM
 
-__all__ = ["ForkedZygote", "fits", "fork_zygote", "run_template", "run_zygote", "show_arguments", "show_variable"]
-
 log = logging.getLogger("skyward.node.supervisor.fork_server")
 
 _DEATH_S = 1.0

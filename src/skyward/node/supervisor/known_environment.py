@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["KNOWN", "VISIBLE", "known_environment", "visible_environment"]
-
 VISIBLE: Final = "--visible"
 """Argument of a supervisor on the client's own machine, whose variables are visible in calls."""
 

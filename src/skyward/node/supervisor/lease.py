@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from skyward.wire.limits import SILENCE_S
 
-__all__ = ["Lease"]
-
 _WARNING_SHARE = 0.1
 
 

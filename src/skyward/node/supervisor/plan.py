@@ -26,22 +26,6 @@ from skyward.node.gpu.driver import Device
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig, NodeReady, WorkerPlace
 
-__all__ = [
-    "HASH_SEED",
-    "NodePlan",
-    "claim_ports",
-    "cpu_count",
-    "free_ports",
-    "make_folders",
-    "make_plan",
-    "memory_bytes",
-    "package_versions",
-    "port_count",
-    "share_of",
-    "thread_variables",
-    "usable",
-]
-
 _BLOB_SHARE = 4
 _CALL_PORTS = 32
 

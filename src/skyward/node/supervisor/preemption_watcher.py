@@ -18,8 +18,6 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.wire.control import Preempting, PreemptionLikely
 from skyward.wire.node_config import PreemptionWatch
 
-__all__ = ["PreemptionWatcher"]
-
 log = logging.getLogger("skyward.node.supervisor.preemption_watcher")
 
 _TIMEOUT_S = 2.0

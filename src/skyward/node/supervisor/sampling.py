@@ -13,8 +13,6 @@ from skyward.node.cgroups import MemoryCgroup, find_memory_cgroup
 from skyward.node.gpu.nvml import import_nvml, open_nvml
 from skyward.wire.control import NodeMetrics
 
-__all__ = ["HostProbe", "MemoryInfo", "MetricsSampler", "NvmlProbe", "open_gpu_probe", "open_sampler"]
-
 log = logging.getLogger("skyward.node.supervisor.sampling")
 
 T = TypeVar("T")

@@ -17,8 +17,6 @@ from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.zygote import Zygote, keep_process
 from skyward.wire.control import Report, RunService, ServiceRunning, WorkProgress, from_frame, to_frame
 
-__all__ = ["ServiceProcess", "main"]
-
 
 class ServiceProcess:
     """Process that runs :meth:`Service.serve` of the ordered service; restarted whenever it ends.

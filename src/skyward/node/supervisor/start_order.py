@@ -10,18 +10,6 @@ from dataclasses import dataclass, field, replace
 from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
 
-__all__ = [
-    "PROGRAM",
-    "TEMPLATE_ID",
-    "TEMPLATE_VARIABLE",
-    "VOLUMES_REQUEST",
-    "StartOrder",
-    "node_programs",
-    "read_volumes",
-    "start_variables",
-    "volumes_line",
-]
-
 PROGRAM = (sys.executable, "-m", "skyward.node.supervisor")
 """Arguments of every supervisor, before the path of its configuration."""
 

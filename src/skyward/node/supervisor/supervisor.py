@@ -58,8 +58,6 @@ from skyward.wire.control import (
 )
 from skyward.wire.node_config import NodeConfig, NodeReady
 
-__all__ = ["Supervisor"]
-
 log = logging.getLogger("skyward.node.supervisor")
 
 _TICK_S = 0.25

@@ -35,8 +35,6 @@ from skyward.node.supervisor.start_order import (
 from skyward.node.supervisor.zygote import Fork, fork_from
 from skyward.wire.node_config import NodeConfig
 
-__all__ = ["fork_supervisor"]
-
 log = logging.getLogger("skyward.node.supervisor.template")
 
 _PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.fork_server import run_template as run; run({}, *{})"

@@ -33,8 +33,6 @@ from skyward.wire.control import (
     to_frame,
 )
 
-__all__ = ["WorkerSlot"]
-
 log = logging.getLogger("skyward.node.supervisor.worker_slot")
 
 _PROGRAM = "skyward.node.worker.worker"

@@ -19,8 +19,6 @@ from skyward.node.supervisor.fork_server import ForkedZygote
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.start_order import start_variables
 
-__all__ = ["Fork", "Spare", "Zygote", "fork_from", "keep_process"]
-
 log = logging.getLogger("skyward.node.supervisor.zygote")
 
 _UNKNOWN = 255

@@ -20,20 +20,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = [
-    "Overrun",
-    "arm",
-    "disarm",
-    "enter",
-    "make_mark",
-    "mark_path",
-    "open_mark",
-    "overrun",
-    "process_at",
-    "process_of",
-    "take_mark",
-]
-
 log = logging.getLogger("skyward.node.worker.begun")
 
 _BYTES = 40

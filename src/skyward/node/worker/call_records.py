@@ -10,8 +10,6 @@ from typing import Any, Final
 from skyward.events.lines import DEFAULT_LEVELS, has_handlers
 from skyward.wire.log_pieces import PIECE_CHARS
 
-__all__ = ["TakenLevels", "install", "record_values"]
-
 _OWN: Final = "skyward"
 _SIMPLE: Final = (str, int, float, bool, type(None))
 _LEFT_OUT: Final = ("args", "msg", "exc_info", "exc_text", "stack_info", "message", "asctime")

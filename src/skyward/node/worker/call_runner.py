@@ -48,8 +48,6 @@ from skyward.wire.messages import (
     ToClient,
 )
 
-__all__ = ["CallRunner", "Outlet", "ReceivedCall", "ReceivedSources", "SentFunction"]
-
 log = logging.getLogger("skyward.node.worker.call_runner")
 
 Mark = MutableSequence[int] | memoryview

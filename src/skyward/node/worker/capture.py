@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, TextIO, cast
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["LAST_WORDS_BYTES", "LastWords", "WorkerLog", "take_last_words"]
-
 LAST_WORDS_BYTES = 8 << 10
 """Longest report of last words, in bytes."""
 # In JSON six times as long (control characters), and must stay below asyncio's limit of a line, 64 KiB.

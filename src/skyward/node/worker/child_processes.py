@@ -23,8 +23,6 @@ from typing import Any, NoReturn, cast
 from skyward.shipping.pickling import pack
 from skyward.shipping.received import is_received, with_sources
 
-__all__ = ["call_in_this_process", "prepare_multiprocessing"]
-
 
 def call_in_this_process(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call ``function``; in a child that it forked, end the child instead of returning or raising.

@@ -9,8 +9,6 @@ import traceback
 from skyward.shipping.pickling import add_note
 from skyward.tracebacks import related
 
-__all__ = ["add_hints"]
-
 _NO_FILE = re.compile(r"no such file or directory|unable to (?:synchronously )?open file|file not found", re.IGNORECASE)
 
 

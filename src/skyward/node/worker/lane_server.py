@@ -49,8 +49,6 @@ from skyward.wire.messages import (
     to_worker,
 )
 
-__all__ = ["LaneServer"]
-
 log = logging.getLogger("skyward.node.worker.lane_server")
 
 # Text in bytes that the client has not acknowledged. Above it a thread that prints waits, and the log is not read on

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["MappedBlobs"]
-
 _PAGE_BYTES = mmap.PAGESIZE
 _PAGES_PER_READ = 1 << 19
 # Linux, Documentation/admin-guide/mm/pagemap.rst: 8 bytes a page; of the highest one's bits, 7 means present, 6

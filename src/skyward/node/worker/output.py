@@ -22,8 +22,6 @@ from skyward.wire.log_pieces import LineAssembler, LogPiece, StreamName
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["CallOutput", "Deliver", "OutputRouter"]
-
 _logger = logging.getLogger("skyward.node.worker.output")
 
 _CAPTURED = 0

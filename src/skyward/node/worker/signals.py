@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["Signals"]
-
 _HANDLED: Final = tuple(
     int(getattr(signal, name))
     for name in ("SIGALRM", "SIGHUP", "SIGINT", "SIGPROF", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGVTALRM")

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NoReturn, Protocol
 
-__all__ = ["DEAF", "DEAF_REASON", "Watchdog", "end_process"]
-
 DEAF: Final = 86
 """Exit status of a worker that could not serve its lane any more."""
 DEAF_REASON: Final = (

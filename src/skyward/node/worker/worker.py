@@ -35,8 +35,6 @@ from skyward.wire.control import RunService, Start, SupervisorTrouble, WorkerRun
 from skyward.wire.frames import TlsIdentity, server_context
 from skyward.wire.listening import BACKLOG
 
-__all__ = ["Worker", "main"]
-
 log = logging.getLogger("skyward.node.worker.worker")
 
 

@@ -12,18 +12,6 @@ from skyward.errors import AuthenticationError, CapacityError, HostKeyError, Unr
 from skyward.providers.base import Instance, Offer
 from skyward.request.request import PoolRequest, Spot, SpotNever, SpotStrategy
 
-__all__ = [
-    "Attempt",
-    "Batch",
-    "Choice",
-    "UnfitMachineError",
-    "UnfitMachines",
-    "blamed",
-    "choose",
-    "describe_offer",
-    "notes_on_purchase",
-]
-
 _INSISTENT = Spot.Always()
 _ELSEWHERE = "try again later, or another accelerator, machine, region or provider"
 

@@ -13,8 +13,6 @@ from skyward.provision.buying.ledger import LedgerEntry
 from skyward.transport.ssh import SshTransport
 from skyward.transport.ssh_config import SSHTarget
 
-__all__ = ["Cleaned", "clean_here", "clean_host", "used_hosts"]
-
 _TIMEOUT_S = 600.0
 _KIB = 1024
 _IN_USE = 3

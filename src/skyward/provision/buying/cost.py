@@ -19,23 +19,6 @@ from skyward.providers.base import Instance, Offer
 from skyward.provision.buying.choose import Batch, describe_offer
 from skyward.request.request import PoolRequest
 
-__all__ = [
-    "CONFIRM_ABOVE",
-    "ENDING_S",
-    "Budget",
-    "Consent",
-    "CostReport",
-    "Forecast",
-    "PriceLimit",
-    "Usage",
-    "ask_on_terminal",
-    "charge",
-    "charged_price",
-    "expected_usages",
-    "limit_of",
-    "notes_on_bill",
-]
-
 
 def charge(
     seconds: float, price_per_hour: float | None, *, minimum_billed_s: float = 0.0, minimum_charge: float = 0.0

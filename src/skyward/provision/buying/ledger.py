@@ -19,8 +19,6 @@ from skyward.providers.base import Instance
 from skyward.provision.buying.cost import charge, charged_price
 from skyward.provision.buying.ownership import Owner
 
-__all__ = ["Ledger", "LedgerEntry", "Purchase"]
-
 _WAIT_S = 10.0
 _LARGEST: Final = 1e11
 """Times and prices beyond are none; the years of such times have five digits."""

@@ -19,8 +19,6 @@ import platformdirs
 from skyward._concurrency.descriptors import keep_from_forks
 from skyward._concurrency.linux_parts import boot_id, pid_namespace, start_ticks
 
-__all__ = ["Owner", "PoolFolder", "is_in_use", "known_folders"]
-
 _MACHINE_ID = Path("/etc/machine-id")
 _FIRST_NAMESPACE = "pid:[4026531836]"
 """PID namespace of a Linux machine outside all containers; the number is the kernel's constant."""

@@ -19,25 +19,6 @@ from skyward.providers.registry import make_provider, provider_settings
 from skyward.provision.buying.ledger import Ledger, LedgerEntry
 from skyward.provision.buying.termination import end_instances
 
-__all__ = [
-    "Left",
-    "MakeProvider",
-    "OpeningSweep",
-    "Place",
-    "Presence",
-    "Sweep",
-    "SweepReport",
-    "Swept",
-    "Unknown",
-    "attributed",
-    "by_place",
-    "look_up",
-    "notes_on_sweep",
-    "reason_of",
-    "settings_text",
-    "unaccounted",
-]
-
 _LONGEST_CREATE_S = 3600.0
 _logger = logging.getLogger("skyward")
 

@@ -10,8 +10,6 @@ from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import TerminationError
 from skyward.providers.base import InstanceState, Provider
 
-__all__ = ["end_instances"]
-
 _ATTEMPTS = 6
 _DEADLINE_S = 180.0
 _ATTEMPT_S = 420.0  # a machine with many accelerators may take minutes to go

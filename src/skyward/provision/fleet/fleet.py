@@ -35,8 +35,6 @@ from skyward.request.request import PoolRequest
 from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
 
-__all__ = ["Fleet", "FleetUser", "Member", "NodeState"]
-
 T = TypeVar("T")
 
 _ATTEMPTS = 5

@@ -37,8 +37,6 @@ from skyward.provision.preparing.delivery import Grants
 from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest
 
-__all__ = ["OVER", "CreateCall", "Machine", "Machines", "SharedLooks"]
-
 OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
 """States of a machine that is not, and will not be, a node."""
 _LOOK_S = 120.0

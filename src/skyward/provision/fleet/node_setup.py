@@ -31,17 +31,6 @@ from skyward.transport.access import Access, Completed, Transport
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig
 
-__all__ = [
-    "Admission",
-    "AdmittedTransport",
-    "MachineSecrets",
-    "MachineStatus",
-    "NodeSetup",
-    "OpenNode",
-    "refusal_of_end",
-    "warning_of_bill",
-]
-
 _GIB = 1 << 30
 _STATUS_EVERY_S, _STATUS_TIMEOUT_S = 5.0, 20.0
 _ADMIT_EVERY_S, _ADMIT_TIMEOUT_S = 15.0, 30.0

@@ -17,8 +17,6 @@ from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.provision.preparing.target_folder import TargetFolder
 from skyward.request.request import PoolRequest
 
-__all__ = ["FetchedFiles", "Outputs", "fetch_files", "joined"]
-
 _LONGEST_S: Final = 600.0
 _LONGEST_ON_A_BUDGET_S: Final = 30.0
 """Longest time for the outputs of a node that is about to end; below the time that a budget has for the end."""

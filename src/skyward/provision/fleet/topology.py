@@ -10,8 +10,6 @@ from skyward.errors import ConfigurationError
 from skyward.providers.base import Offer
 from skyward.request.request import PoolRequest
 
-__all__ = ["HEAD", "connected", "joins", "note_on_gangs", "separation", "service_out_of_reach"]
-
 _SEVERAL = 2
 _GANGS = "skyward.distributed"
 

@@ -44,25 +44,6 @@ from skyward.provision.preparing.sources import PackageSources
 from skyward.request.checks import without_credentials
 from skyward.request.image import Image
 
-__all__ = [
-    "Chosen",
-    "ImageMirror",
-    "Lack",
-    "MirroredPackage",
-    "choose",
-    "closure",
-    "is_accelerators_build",
-    "is_fitting",
-    "is_vendors_build",
-    "lack_of",
-    "mirror_environment",
-    "mirror_program",
-    "name_in",
-    "public_version",
-    "unknown_name",
-    "with_all_missing",
-]
-
 _TORCH = frozenset({"torch", "torchvision", "torchaudio", "torchtext", "torchdata"})
 
 

@@ -39,17 +39,6 @@ from skyward.provision.preparing.sources import (
 from skyward.request.checks import bare_url, without_credentials
 from skyward.request.image import Image
 
-__all__ = [
-    "Availability",
-    "check_pins",
-    "find_conflict",
-    "local_wheel",
-    "passable_index",
-    "settings_here",
-    "sources_here",
-    "sources_of_nodes",
-]
-
 _TIMEOUT_S = 120.0
 _KEPT_PINS = 5000
 _MAIN = "main"

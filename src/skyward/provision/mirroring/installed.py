@@ -28,8 +28,6 @@ from packaging.version import InvalidVersion, Version
 from skyward.request.checks import bare_url
 from skyward.shipping.sources import search_path_state
 
-__all__ = ["Distribution", "InstalledDistributions", "Origin", "installed_distributions", "marker_environment"]
-
 _MACHINES_OWN = frozenset({".so", ".pyd", ".dylib", ".dll", ".a", ".pth"})
 """Endings of files that are for this machine only."""
 

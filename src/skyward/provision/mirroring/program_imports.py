@@ -27,8 +27,6 @@ from skyward.shipping.sources import (
 )
 from skyward.wire.messages import ModuleSource
 
-__all__ = ["LoadedNames", "Needed", "distributions_of", "needs_of", "needs_of_program", "own_modules", "travels"]
-
 _WRAPPERS = 10
 
 

@@ -38,20 +38,6 @@ from skyward.request.checks import without_credentials
 from skyward.request.image import Image
 from skyward.transport.access import Completed, Transport
 
-__all__ = [
-    "DEFAULT_ROOT",
-    "GRACE_S",
-    "STEPS",
-    "Environment",
-    "bootstrap",
-    "let_in",
-    "masked",
-    "persist",
-    "quote",
-    "render_bootstrap",
-    "render_env_file",
-]
-
 DEFAULT_ROOT = "/opt/skyward"
 STEPS = ("uv", "apt", "deps", "skyward", "server", "volumes")
 """The steps' names, in their order."""

@@ -15,8 +15,6 @@ from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_fr
 from skyward.wire.limits import PING_S, SILENT_PINGS
 from skyward.wire.listening import Streams, dial
 
-__all__ = ["ControlClient"]
-
 log = logging.getLogger("skyward.provision.preparing.control_client")
 
 _REDIAL_S = 0.1

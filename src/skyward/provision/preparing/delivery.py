@@ -21,8 +21,6 @@ from skyward.request.request import PoolRequest
 from skyward.request.volume import GrantedVolume
 from skyward.transport.access import Access, Completed, Transport
 
-__all__ = ["Grants", "deliver_includes", "deliver_volumes"]
-
 _VOLUMES_STEP = "volumes"
 _VOLUMES_TIMEOUT_S = 3600.0
 _UNDO_S = 60.0

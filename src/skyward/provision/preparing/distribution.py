@@ -17,8 +17,6 @@ from pathlib import Path
 
 from skyward.request.front_ends import FRONT_ENDS
 
-__all__ = ["DISTRIBUTION", "ENGINE_PACKAGES", "OwnWheel", "code_folders", "engine_pins", "own_wheel"]
-
 DISTRIBUTION = "skyward-fleet"
 """Name of the distribution that holds Skyward's packages; on the public index, ``skyward`` is another project."""
 

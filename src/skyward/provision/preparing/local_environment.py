@@ -28,8 +28,6 @@ from skyward.request.checks import without_credentials
 from skyward.request.image import Image
 from skyward.transport.access import Transport
 
-__all__ = ["is_satisfied", "prepare_environment"]
-
 _BUILD_TIMEOUT_S = 1800.0
 _LOG_TAIL_LINES = 30
 _FINISHED = ".finished"

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from skyward.request.instance import InstanceSpec
 from skyward.transport.access import Transport
 
-__all__ = ["CORES_SHARE", "MEMORY_SHARE", "MachineSize", "measure_machine", "parse_size"]
-
 CORES_SHARE = 1.0
 """Least share of the offered cores."""
 MEMORY_SHARE = 0.875

@@ -22,8 +22,6 @@ from skyward.provision.preparing.target_folder import set_mode
 from skyward.request.checks import is_matched
 from skyward.transport.access import Completed, Transport
 
-__all__ = ["NodeFile", "NodeFiles", "NodeListing", "shown"]
-
 _PIECE_BYTES: Final = 8 << 20
 _AT_ONCE: Final = 3
 """Pieces of a file on their way at a time; with their encoding and its copies each takes about 40 MB here."""

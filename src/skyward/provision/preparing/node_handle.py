@@ -31,18 +31,6 @@ from skyward.wire.frames import TlsIdentity
 from skyward.wire.limits import MIG_UNDO_S, RELEASE_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 
-__all__ = [
-    "SUPERVISOR_GONE",
-    "LinkDown",
-    "LinkUp",
-    "NodeHandle",
-    "NodeListener",
-    "NodeLoss",
-    "longest_absence_s",
-    "open_node",
-    "unless_gone",
-]
-
 _CONNECT_TIMEOUT_S = 30.0
 _JUDGE_S = 0.5
 _JUDGE_TIMEOUT_S = 30.0

@@ -20,8 +20,6 @@ from skyward.providers.registry import make_provider
 from skyward.provision.buying.ledger import LedgerEntry
 from skyward.transport.access import Access, Transport
 
-__all__ = ["LogFile", "NodeLogs", "keep_logs", "kept_files", "open_logs"]
-
 _NODE = re.compile(r"node-(\d+)-(.+)")
 _WORKER = re.compile(r"worker-(\d+)")
 _TIMEOUT_S = 60.0

@@ -16,20 +16,6 @@ from blake3 import blake3
 
 from skyward.request.image import Image
 
-__all__ = [
-    "PUBLIC_INDEX",
-    "PackageSources",
-    "Wheelhouse",
-    "client_uv",
-    "gather_wheels",
-    "mapped_file",
-    "package_sources",
-    "pip_settings",
-    "pip_variables",
-    "uv_options",
-    "written_settings",
-]
-
 PUBLIC_INDEX = "https://pypi.org/simple"
 """Index of an installer without a configuration."""
 

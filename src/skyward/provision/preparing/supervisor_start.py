@@ -15,8 +15,6 @@ from skyward.transport.access import Completed, Transport
 from skyward.wire.limits import MIG_START_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 
-__all__ = ["start_supervisor"]
-
 _START_TIMEOUT_S = 60.0
 _END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"
 

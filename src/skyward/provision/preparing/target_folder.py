@@ -11,8 +11,6 @@ from pathlib import Path, PurePosixPath
 
 from skyward.errors import FetchError
 
-__all__ = ["TargetFolder", "set_mode"]
-
 _WRITABLE = 0o700
 
 

@@ -12,17 +12,6 @@ from skyward.errors import ConfigurationError
 from skyward.request.accelerators.catalogue import Model, Variant, Vendor, find_model, find_variant, fold_name, models
 from skyward.request.checks import explain_options, gibibytes, refusal, text, texts, whole_number
 
-__all__ = [
-    "Accelerator",
-    "AcceleratorFactory",
-    "AcceleratorLike",
-    "MigProfile",
-    "any_accelerator",
-    "is_nvidia",
-    "is_trainium",
-    "parse_accelerator",
-]
-
 _COMPUTE_SLICES = 7
 _MEMORY_SLICES = 8
 _PROFILE = re.compile(r"([1-7])g\.(\d+)gb", re.ASCII)

@@ -9,8 +9,6 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-__all__ = ["Model", "Variant", "Vendor", "find_model", "find_variant", "fold_name", "model_name", "models"]
-
 
 class Vendor(enum.Enum):
     """Maker of an accelerator."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["NVIDIA"]
-
 
 class NVIDIA(enum.StrEnum):
     """Names for ``ComputePool(accelerator=NVIDIA.A100)`` and ``def train(gpu: NVIDIA)``; each is also its text."""
