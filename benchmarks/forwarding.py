@@ -77,9 +77,9 @@ def _connected(place: Place, wanted: bytes) -> socket.socket:
 
 @contextmanager
 def _skyward(far: FarSide) -> Iterator[Place]:
-    from skyward._concurrency.loop import acquire_loop
-    from skyward.transport.ssh import SshTransport
-    from skyward.transport.ssh_config import SSHTarget
+    from skyward.base.loop import acquire_loop
+    from skyward.machine.ssh import SshTransport
+    from skyward.machine.ssh_config import SSHTarget
 
     (host, port), loop = far.hosts[0], acquire_loop()
     target = SSHTarget(host=host, port=port, user=far.user, key_path=far.key_path, known_hosts=far.known_hosts)

@@ -43,7 +43,7 @@ class Peer:
 @contextmanager
 def skyward(*, nodes: int = 1, workers: int = WORKERS) -> Iterator[Peer]:
     import skyward as sky
-    from skyward._concurrency.loop import acquire_loop
+    from skyward.base.loop import acquire_loop
 
     def register() -> str:
         import skyward_joblib  # noqa: F401  # importing it registers the backend

@@ -26,8 +26,8 @@ from uv import find_uv_bin
 
 import skyward as sky
 from process_state import kept_state
+from skyward.environment.sources import pip_settings
 from skyward.node.supervisor import template
-from skyward.provision.preparing.sources import pip_settings
 from skyward.shipping.received import SourceFinder
 from support.clouds.aws_clients import remember_classes
 from support.clouds.compiled_packages import keep_compiled
@@ -44,7 +44,7 @@ KEPT_THREADS = ("Dask-Offload",)  # distributed's pool for (de)serialization
 LONGEST = (
     "conformance/test_joblib_suite.py",
     "test_docs.py",
-    "unit/provision/fleet/test_fleet_properties.py",
+    "unit/fleet/test_fleet_properties.py",
     "unit/providers/aws/",
     "unit/tooling/test_probe_cloud.py",
     "e2e/joblib/test_demos.py",

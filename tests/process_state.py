@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from skyward._concurrency import exits
+from skyward.base import exits
 
 __all__ = ["StateError", "kept_state"]
 

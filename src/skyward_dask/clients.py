@@ -16,7 +16,7 @@ import dask.config
 from distributed import Client, Security
 from distributed.core import rpc
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import ConfigurationError
 from skyward.request.front_ends import FRONT_ENDS
 from skyward.shipping.sources import SentSources

@@ -26,8 +26,8 @@ from distributed import Security, Status
 from distributed.core import rpc
 from tornado.ioloop import IOLoop
 
-from skyward._concurrency.exits import at_exit
 from skyward.api.pool import ComputePool
+from skyward.base.exits import at_exit
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.events import Callback
 from skyward.request.accelerators import Accelerator

@@ -27,7 +27,7 @@ from tornado.netutil import bind_sockets
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
 from skyward_dask.dask_parts import RoutingApplication, dashboard_pages, page_routes
 

@@ -21,7 +21,7 @@ import dask.utils
 from distributed import Scheduler, SchedulerPlugin, Worker
 from distributed.core import Server
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import ConfigurationError, UnreachableError
 from skyward.node.services import ServiceProgram, WorkerHost
 from skyward.shipping.definitions import main_of_tasks

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, cast
 import dask.utils
 from distributed import Scheduler, SchedulerPlugin
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
 from skyward.wire.control import WorkProgress
 

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
+from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, Provider
@@ -24,7 +25,6 @@ from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.testing.provider import FakeProvider, Fate
 from skyward.testing.provider_contract import Promise, ProviderContract
-from skyward.transport.ssh import SSHAccess, SshTransport
 from support.clock import FakeClock
 from support.clouds.aws_clients import remember_classes
 from support.clouds.rest_service import FAULTS, RestFault

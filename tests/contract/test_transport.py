@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from skyward.machine.local import LocalAccess, LocalTransport
+from skyward.machine.ssh import SshTransport
 from skyward.testing.hosts import SshHost, require_sshd
 from skyward.testing.transport import TransportContract
-from skyward.transport.local import LocalAccess, LocalTransport
-from skyward.transport.ssh import SshTransport
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import PoolStateError
 
 __all__ = ["ChaosProxy", "Link"]

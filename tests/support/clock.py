@@ -8,7 +8,7 @@ __all__ = ["FakeClock"]
 
 
 class FakeClock:
-    """Implements :class:`skyward._concurrency.waiting.Clock` without waiting.
+    """Implements :class:`skyward.base.waiting.Clock` without waiting.
 
     Attributes:
         slept_s: every pause asked for, in order.

@@ -34,7 +34,7 @@ import pytest
 from distributed import Client
 from distributed.security import Security
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, NotYet, wait_until
 
 __all__ = ["ClusterConformance", "ClusterSuite", "StrictClusterConformance"]
 

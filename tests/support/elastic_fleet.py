@@ -14,9 +14,9 @@ from typing import Any, Self
 import dask.config
 from distributed import Scheduler, Worker
 
-from skyward._concurrency.loop import LoopThread, acquire_loop
-from skyward.engine.certificates import issue
+from skyward.base.loop import LoopThread, acquire_loop
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.scheduling.certificates import issue
 from skyward.submission import FleetStatus, NodeService, NodeStatus, ServiceAccess
 from skyward_dask.modules import MODULES, take_modules
 from skyward_dask.on_nodes import pass_modules_on

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import TerminationError
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.request import PoolRequest

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skyward.events import SkywardEvent
+from skyward.fleet.fleet import Fleet, FleetUser
+from skyward.fleet.node_handle import NodeHandle
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.local import Local
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.fleet import Fleet, FleetUser
-from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
 from skyward.wire.frames import TlsIdentity

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from skyward.fleet.machine_size import MachineSize
+from skyward.fleet.node_handle import NodeHandle, NodeListener
+from skyward.machine.local import LocalAccess
 from skyward.providers.base import Instance, InstanceState, Offer
-from skyward.provision.preparing.machine_size import MachineSize
-from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
-from skyward.transport.local import LocalAccess
 from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig, NodeReady

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-import skyward.engine.scheduler
+import skyward.scheduling.scheduler
 import skyward.wire.link
-from skyward._concurrency.waiting import SystemClock
-from skyward.engine.calls import LiveCall, RemoteFuture
-from skyward.engine.dispatch import WorkerId
-from skyward.engine.elastic import Elastic
-from skyward.engine.scheduler import Scheduler
+from skyward.base.waiting import SystemClock
 from skyward.events import SkywardEvent
+from skyward.fleet.fleet import Fleet
+from skyward.fleet.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import LaunchOrder, Offer
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.fleet import Fleet
-from skyward.provision.preparing.node_handle import LinkDown, LinkUp, NodeHandle
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import SpotLike, parse_request
+from skyward.scheduling.calls import LiveCall, RemoteFuture
+from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.elastic import Elastic
+from skyward.scheduling.scheduler import Scheduler
 from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
 from skyward.wire.control import Message
 from skyward.wire.frames import TlsIdentity
@@ -52,11 +52,11 @@ def _only_the_loop_reads(_connection: object) -> None:
 def simulated_time() -> Generator[None]:
     """Everywhere in this process, lanes are simulated ones and time is that of :class:`SimulatedLoop`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(skyward.engine.scheduler, "WorkerLink", SimulatedLink)
+        patch.setattr(skyward.scheduling.scheduler, "WorkerLink", SimulatedLink)
         patch.setattr(skyward.wire.link, "_open_gate", _only_the_loop_reads)
         patch.setattr(SystemClock, "monotonic", SimulatedClock.monotonic)
         patch.setattr(SystemClock, "elapsed", SimulatedClock.monotonic)
-        patch.setattr(skyward.engine.scheduler, "_REBALANCE_S", _REBALANCE_S)  # else nine tenths of all that happens
+        patch.setattr(skyward.scheduling.scheduler, "_REBALANCE_S", _REBALANCE_S)  # else 9/10 of all that happens
         yield
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from skyward._concurrency.waiting import SystemClock
+from skyward.base.waiting import SystemClock
 from skyward.wire.link import Connection
 
 __all__ = ["SimulatedClock", "SimulatedConnection", "SimulatedLoop", "StuckError", "simulate"]
@@ -26,11 +26,11 @@ class SimulatedClock(SystemClock):
     """The time of the running loop."""
 
     def monotonic(self) -> float:
-        """See :meth:`skyward._concurrency.waiting.Clock.monotonic`."""
+        """See :meth:`skyward.base.waiting.Clock.monotonic`."""
         return asyncio.get_running_loop().time()
 
     def elapsed(self) -> float:
-        """See :meth:`skyward._concurrency.waiting.Clock.elapsed`."""
+        """See :meth:`skyward.base.waiting.Clock.elapsed`."""
         return self.monotonic()
 
 

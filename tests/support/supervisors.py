@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import UnreachableError
+from skyward.fleet import node_handle as nodes
+from skyward.fleet.control_client import ControlClient
+from skyward.fleet.machine_size import MachineSize
+from skyward.fleet.node_handle import NodeHandle, NodeListener
+from skyward.machine.access import Completed
 from skyward.providers.base import Instance
-from skyward.provision.preparing import node_handle as nodes
-from skyward.provision.preparing.control_client import ControlClient
-from skyward.provision.preparing.machine_size import MachineSize
-from skyward.provision.preparing.node_handle import NodeHandle, NodeListener
-from skyward.transport.access import Completed
 from skyward.wire.control import (
     Command,
     Ending,

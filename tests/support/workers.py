@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, cast
 
-from skyward._concurrency.waiting import wait_until
-from skyward.engine.dispatch import WorkerId
-from skyward.engine.worker_link import AttachedNode, LinkOwner, WorkerLink
+from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources
 from skyward.node.worker.lane_server import LaneServer
+from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.worker_link import AttachedNode, LinkOwner, WorkerLink
 from skyward.shipping.pickling import pack_error, pack_result
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Connection

@@ -49,7 +49,7 @@ print(flaky().invocation().fn())
 
 TERMINATION = """
 from skyward.errors import RateLimitError
-from skyward.provision.buying.termination import end_instances
+from skyward.ledger.termination import end_instances
 from skyward.request.request import parse_request
 from skyward.providers.base import LaunchOrder
 from skyward.testing.provider import FakeProvider
@@ -74,7 +74,7 @@ asyncio.run(main())
 """
 
 LOOPS = """
-from skyward._concurrency.waiting import keep
+from skyward.base.waiting import keep
 
 async def main():
     tries = []

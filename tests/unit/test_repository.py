@@ -116,8 +116,8 @@ OWN = (
     *(
         f"skyward.{name}."
         for name in (
-            *("_concurrency", "api", "cli", "display", "engine", "events", "node", "providers"),
-            *("provision", "request", "shipping", "testing.aws", "transport", "wire"),
+            *("api", "base", "cli", "display", "environment", "events", "fleet", "ledger", "machine", "market", "node"),
+            *("providers", "request", "scheduling", "shipping", "testing.aws", "wire"),
         )
     ),
     "skyward.distributed._",
@@ -212,7 +212,7 @@ LINUX_ONLY = re.compile(
     r"|/proc\b|/sys/fs|/dev/shm"
 )
 LINUX_MODULES = (
-    "skyward/_concurrency/linux_parts.py",
+    "skyward/base/linux_parts.py",
     # Programs of nodes about one facility of Linux alone.
     "skyward/node/cgroups.py",
     "skyward/node/gpu/partitioner.py",
@@ -221,8 +221,8 @@ LINUX_MODULES = (
     "skyward/node/worker/mapped_blobs.py",
     # Text of programs that run on nodes.
     "skyward/providers/_common/machine_boot.py",
-    "skyward/provision/preparing/machine_size.py",
-    "skyward/provision/preparing/node_handle.py",
+    "skyward/fleet/machine_size.py",
+    "skyward/fleet/node_handle.py",
     # Simulated machines of tests.
     "skyward/testing/_guard.py",
     "skyward/testing/hosts.py",

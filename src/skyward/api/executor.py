@@ -16,8 +16,8 @@ from typing import Any, Final, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
 from skyward.api.calls import ComputeFunction, PendingCompute, invocation_of
-from skyward.engine.calls import CallBatch
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.scheduling.calls import CallBatch
 from skyward.shipping.pickling import add_note
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
 from skyward.tracebacks import hide_frames, is_explained

@@ -7,8 +7,8 @@ from dataclasses import is_dataclass, replace
 from html import escape
 from typing import Any, cast
 
-from skyward._concurrency.loop import acquire_loop
 from skyward.api.slips import options_by_name
+from skyward.base.loop import acquire_loop
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer, Provider, checked_provider
 from skyward.request.accelerators import Accelerator

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from skyward._concurrency.exits import arm, disarm, uninterrupted
+from skyward.base.exits import arm, disarm, uninterrupted
 from skyward.errors import ConfigurationError, PoolStateError
 
 __all__ = ["MultiPool"]

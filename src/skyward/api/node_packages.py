@@ -58,7 +58,7 @@ def with_environment(
         if not provider.this_machine:
             _refuse_lack(request, names, report)
         return request
-    from skyward.provision.mirroring.image_mirror import mirror_program
+    from skyward.environment.image_mirror import mirror_program
 
     mirror = mirror_program(request.image, report)
     if mirror.unchecked:
@@ -73,14 +73,14 @@ def with_environment(
 
 
 def _is_satisfied(image: Image) -> bool:
-    from skyward.provision.preparing.local_environment import is_satisfied
+    from skyward.environment.local_environment import is_satisfied
 
     return is_satisfied(image.pip)
 
 
 def _refuse_lack(request: PoolRequest, names: Sequence[Mapping[str, object]], report: Callable[[str], None]) -> None:
     """Raise if no function could run; report those that could not."""
-    from skyward.provision.mirroring.image_mirror import lack_of
+    from skyward.environment.image_mirror import lack_of
 
     functions = dict(_functions(names))
     lacking = {name: lack for name, function in functions.items() if (lack := lack_of(function, request.image)).needed}

@@ -19,35 +19,35 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
-from skyward._concurrency.descriptors import raised_descriptor_limit
-from skyward._concurrency.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
-from skyward._concurrency.loop import LoopThread, acquire_loop
-from skyward._concurrency.waiting import to_its_end
 from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.node_packages import callers_names, with_environment
 from skyward.api.slips import by_name_only, refuses_operands
 from skyward.api.telemetry import PoolTelemetry, open_telemetry
 from skyward.api.watching import PoolOutput, serve_snapshots
+from skyward.base.descriptors import raised_descriptor_limit
+from skyward.base.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
+from skyward.base.loop import LoopThread, acquire_loop
+from skyward.base.waiting import to_its_end
 from skyward.display import Display, PoolTag, parse_display
 from skyward.display.notebook import running_notebook
 from skyward.display.tables import PoolView
 from skyward.distributed.runtime import refuse_inside_call
-from skyward.engine.calls import CallBatch, RemoteFuture
-from skyward.engine.running import RunningPool
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
 from skyward.events.lines import KeptLines
 from skyward.events.snapshot import PoolSnapshot
+from skyward.ledger.ownership import PoolFolder
 from skyward.providers.base import Provider, checked_provider
-from skyward.provision.buying.ownership import PoolFolder
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import checked_patterns
 from skyward.request.front_ends import FRONT_ENDS, load_front_end
 from skyward.request.image import Image
 from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
 from skyward.request.volume import Volume
+from skyward.scheduling.calls import CallBatch, RemoteFuture
+from skyward.scheduling.running import RunningPool
 from skyward.submission import (
     ArgumentMemo,
     CallFuture,

@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from skyward import events as ev
-from skyward.engine.calls import LiveCall, RawOutcome
-from skyward.engine.dispatch import WorkerId
 from skyward.errors import PoolStateError
 from skyward.events.bus import EventBus
 from skyward.request.request import PoolRequest
+from skyward.scheduling.calls import LiveCall, RawOutcome
+from skyward.scheduling.dispatch import WorkerId
 from skyward.wire.messages import CallHeader, PackedError
 
 if TYPE_CHECKING:

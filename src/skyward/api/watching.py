@@ -16,10 +16,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, cast
 
-from skyward._concurrency.descriptors import keep_from_forks
-from skyward._concurrency.linux_parts import socket_path
-from skyward._concurrency.loop import LoopThread
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.base.descriptors import keep_from_forks
+from skyward.base.linux_parts import socket_path
+from skyward.base.loop import LoopThread
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.display.tables import PoolView
 from skyward.events.snapshot import PoolSnapshot
 

@@ -8,7 +8,7 @@ from skyward.cli._logs import logs
 from skyward.cli._machines import down, ls, sweep, top
 from skyward.cli._offers import offers
 from skyward.cli._setup import clean, doctor, env
-from skyward.provision.preparing.distribution import DISTRIBUTION
+from skyward.environment.distribution import DISTRIBUTION
 
 __all__ = ["main"]
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import click
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.cli._base import FAILED, Answer, answers
 from skyward.cli._machines import known_pool
 from skyward.display.words import line_text
 from skyward.errors import SkywardError
 from skyward.events import LogLine
 from skyward.events.lines import KeptReader, lines_backwards
-from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.buying.ownership import is_in_use, known_folders
-from skyward.provision.preparing.node_logs import LogFile, NodeLogs, kept_files, open_logs
+from skyward.fleet.node_logs import LogFile, NodeLogs, kept_files, open_logs
+from skyward.ledger.ledger import Ledger, LedgerEntry
+from skyward.ledger.ownership import is_in_use, known_folders
 from skyward.wire.terminal import cleaned, harmless
 
 _LOOK_S = 0.5

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
 from skyward.api.watching import read_snapshot
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, moment, money, provider_options
 from skyward.display.tables import PoolView
 from skyward.display.words import plural
 from skyward.events.snapshot import PoolSnapshot
+from skyward.ledger.ledger import Ledger, LedgerEntry
+from skyward.ledger.ownership import is_in_use, known_folders
+from skyward.ledger.sweep import Presence, Sweep, SweepReport, Unknown, look_up, settings_text
 from skyward.providers.base import InstanceState
 from skyward.providers.registry import provider_settings
-from skyward.provision.buying.ledger import Ledger, LedgerEntry
-from skyward.provision.buying.ownership import is_in_use, known_folders
-from skyward.provision.buying.sweep import Presence, Sweep, SweepReport, Unknown, look_up, settings_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

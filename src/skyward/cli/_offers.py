@@ -13,8 +13,8 @@ from skyward.api.market import find_offers, price_rank, priced, spec_cells
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
 from skyward.display.words import duration
 from skyward.errors import SkywardError
+from skyward.ledger.sweep import attributed
 from skyward.providers.base import Offer
-from skyward.provision.buying.sweep import attributed
 from skyward.request.request import PoolRequest, parse_request
 
 _COLUMNS = ("provider", "type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h", "as of", "zones")

@@ -19,17 +19,17 @@ import platformdirs
 
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
 from skyward.display.words import plural
+from skyward.environment.distribution import DISTRIBUTION
+from skyward.environment.image_mirror import mirror_environment
+from skyward.environment.sources import client_uv
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
+from skyward.ledger.cleaning import Cleaned, clean_here, clean_host, used_hosts
+from skyward.ledger.ledger import Ledger
+from skyward.machine.ssh_config import SSHTarget
 from skyward.providers.base import Finding, Provider
 from skyward.providers.registry import BUILT_IN, make_provider, provider_names, taken_names
 from skyward.providers.ssh import SSH
-from skyward.provision.buying.cleaning import Cleaned, clean_here, clean_host, used_hosts
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.mirroring.image_mirror import mirror_environment
-from skyward.provision.preparing.distribution import DISTRIBUTION
-from skyward.provision.preparing.sources import client_uv
 from skyward.request.request import parse_request
-from skyward.transport.ssh_config import SSHTarget
 
 _LITTLE_ROOM_BYTES = 2 << 30
 _logger = logging.getLogger("skyward")

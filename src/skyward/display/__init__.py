@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, TextIO
 
 from skyward import events as ev
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.display.notebook import Notebook, NotebookScreen, running_notebook
 from skyward.display.screens import Line, LiveScreen, Screen, Tone
 from skyward.display.surface import PoolTag, join_surface

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from skyward._concurrency.waiting import Clock
+from skyward.base.waiting import Clock
 from skyward.display.surface import REDRAW_EVERY_S, PoolTag, Surface
 from skyward.display.tables import FleetLoad
 from skyward.display.words import Work

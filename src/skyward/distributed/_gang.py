@@ -2,7 +2,7 @@
 
 Under ``@`` the workers of such a call form a gang. Before the user's function runs, each worker sends its address to
 the others, through the client, and the framework is initialized with all addresses. A gang begins and fails as a
-whole: see :mod:`skyward.engine.calls`.
+whole: see :mod:`skyward.scheduling.calls`.
 """
 
 from __future__ import annotations

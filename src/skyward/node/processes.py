@@ -13,14 +13,14 @@ from typing import NoReturn
 
 import psutil
 
-from skyward._concurrency.linux_parts import (
+from skyward.base.linux_parts import (
     adopt_orphans,
     name_thread,
     open_descriptors,
     orphan_to_reap,
     wait_for_end,
 )
-from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
 
 SUPERVISOR_LOG = "supervisor.log"

@@ -1,5 +1,11 @@
 # The only list of these names, each with its home; __init__.py reads it at run time.
 
+from skyward.machine.access import Access as Access
+from skyward.machine.access import Completed as Completed
+from skyward.machine.access import Transport as Transport
+from skyward.machine.local import LocalAccess as LocalAccess
+from skyward.machine.ssh import SSHAccess as SSHAccess
+from skyward.machine.ssh_config import SSHTarget as SSHTarget
 from skyward.providers._common.create_once import MachineCalls as MachineCalls
 from skyward.providers._common.create_once import create_once as create_once
 from skyward.providers._common.logins import KeyPair as KeyPair
@@ -17,10 +23,4 @@ from skyward.providers.base import Provider as Provider
 from skyward.providers.local import INSTANCE_VARIABLE as INSTANCE_VARIABLE
 from skyward.request.instance import InstanceSpec as InstanceSpec
 from skyward.request.request import PoolRequest as PoolRequest
-from skyward.transport.access import Access as Access
-from skyward.transport.access import Completed as Completed
-from skyward.transport.access import Transport as Transport
-from skyward.transport.local import LocalAccess as LocalAccess
-from skyward.transport.ssh import SSHAccess as SSHAccess
-from skyward.transport.ssh_config import SSHTarget as SSHTarget
 from skyward.wire.node_config import PreemptionWatch as PreemptionWatch

@@ -18,11 +18,11 @@ from itertools import combinations
 from typing import TypeVar
 
 from skyward.errors import ConfigurationError, SkywardError
+from skyward.machine.ssh import SshTransport
+from skyward.machine.ssh_config import SSHTarget
 from skyward.request.accelerators import model_name
 from skyward.request.checks import refusal, texts
 from skyward.request.instance import InstanceSpec
-from skyward.transport.ssh import SshTransport
-from skyward.transport.ssh_config import SSHTarget
 
 _HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d{1,5}))?")
 _PORT = 22

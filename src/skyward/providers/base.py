@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError
+from skyward.machine.access import Access
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
-from skyward.transport.access import Access
 from skyward.wire.node_config import PreemptionWatch
 
 REFUSALS: Final = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
@@ -123,7 +123,7 @@ class Instance:
             secrets. It runs once, after the first login. Until then, and where it fails or does not end within two
             minutes, the machine counts as one that cannot. Empty where nothing can be refused.
         network: name of the network through which it reaches other machines: equal and not empty means that two reach
-            each other, at :attr:`~skyward.transport.ssh.SSHAccess.address` and on every port. Empty is an island.
+            each other, at :attr:`~skyward.machine.ssh.SSHAccess.address` and on every port. Empty is an island.
         host: the physical machine below it, for :attr:`LaunchOrder.avoid`; empty if it is not known.
         preempted: True if the provider took it back, noticed or not.
         ends_itself: True if it can stop its own bill when the client is dead, or costs nothing.

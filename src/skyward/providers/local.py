@@ -17,16 +17,16 @@ from typing import Any, ClassVar
 
 import platformdirs
 
-from skyward._concurrency.linux_parts import SHARED_MEMORY, usable_cores
-from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.base.linux_parts import SHARED_MEMORY, usable_cores
+from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
+from skyward.machine.access import TAGS_FILE
+from skyward.machine.local import LocalAccess
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.accelerators import model_name
 from skyward.request.checks import explain_options
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import TAGS_FILE
-from skyward.transport.local import LocalAccess
 
 INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 """Environment variable that every process of a node carries; its value is the instance's id."""

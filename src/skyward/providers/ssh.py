@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import (
     CapacityError,
     ConfigurationError,
@@ -26,14 +26,14 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
+from skyward.machine.access import TAGS_FILE, Transport
+from skyward.machine.ssh import SSHAccess, SshTransport
+from skyward.machine.ssh_config import SSHTarget
 from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, reaching, run_on, survey
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
 from skyward.request.checks import explain_options, refusal, text
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.access import TAGS_FILE, Transport
-from skyward.transport.ssh import SSHAccess, SshTransport
-from skyward.transport.ssh_config import SSHTarget
 
 T = TypeVar("T")
 

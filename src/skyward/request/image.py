@@ -29,7 +29,7 @@ from skyward.request.checks import (
 from skyward.request.distribution_names import misnamed
 
 if TYPE_CHECKING:
-    from skyward.provision.mirroring.image_mirror import ImageMirror
+    from skyward.environment.image_mirror import ImageMirror
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -186,7 +186,7 @@ class Image:
             ConfigurationError: a name is not installed, an index lacks a distribution, two contradict each other, or a
                 wheel cannot be built here or is for another system.
         """
-        from skyward.provision.mirroring.image_mirror import mirror_environment
+        from skyward.environment.image_mirror import mirror_environment
 
         names = None if only is None else texts("only", only)
         return mirrored_image(mirror_environment(only=names, exclude=texts("exclude", exclude)))
@@ -206,7 +206,7 @@ class Image:
             pins: versions of the engine's packages; None means those of this process.
             find_links: counts instead of the image's own, whose folders may be others with the same wheels.
         """
-        from skyward.provision.preparing.distribution import engine_pins
+        from skyward.environment.distribution import engine_pins
 
         parts = {
             "python": self.python_version,
@@ -226,8 +226,8 @@ class Image:
         Args:
             ttl: seconds until the machine shuts itself down, armed before anything else; 0 arms nothing.
         """
-        from skyward.provision.preparing.bootstrap import DEFAULT_ROOT, render_bootstrap
-        from skyward.provision.preparing.distribution import engine_pins, own_wheel
+        from skyward.environment.bootstrap import DEFAULT_ROOT, render_bootstrap
+        from skyward.environment.distribution import engine_pins, own_wheel
 
         ttl_s = whole_number("ttl", ttl, minimum=0)
         return render_bootstrap(
@@ -326,7 +326,7 @@ def _python(value: object) -> str | None:
 
 def _requirements(value: object, *, own_index: bool) -> tuple[str, ...]:
     requirements = texts("pip", value)
-    from skyward.provision.preparing.distribution import DISTRIBUTION
+    from skyward.environment.distribution import DISTRIBUTION
 
     for i, requirement in enumerate(requirements):
         if _PLAIN_REQUIREMENT.match(requirement):  # an address or a path can only be checked by an installer

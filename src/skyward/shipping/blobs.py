@@ -15,11 +15,11 @@ from typing import Protocol
 from blake3 import blake3
 
 from skyward.errors import SkywardError
+from skyward.machine.access import Transport
 from skyward.submission import ArgumentMemo
-from skyward.transport.access import Transport
 from skyward.wire.control import Fetch, Fetched
 
-log = logging.getLogger("skyward.engine")
+log = logging.getLogger("skyward.scheduling")
 
 _REMOVE_TIMEOUT_S = 30.0
 # Below this the start of threads costs more than they save.
@@ -279,7 +279,7 @@ class NodeBlobs:
 
 
 class ExchangeNode(Protocol):
-    """Part of :class:`~skyward.provision.preparing.node_handle.NodeHandle` that the exchange uses."""
+    """Part of :class:`~skyward.fleet.node_handle.NodeHandle` that the exchange uses."""
 
     @property
     def rank(self) -> int:

@@ -21,9 +21,9 @@ from typing import Final, Self
 
 import psutil
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import ConfigurationError, UnreachableError
-from skyward.transport.ssh_config import SSHTarget
+from skyward.machine.ssh_config import SSHTarget
 
 __all__ = ["SshHost", "find_openssh", "require_namespaces", "require_sshd", "share_cache", "write_known_hosts"]
 

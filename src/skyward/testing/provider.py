@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final, Literal
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import CapacityError, TerminationError
+from skyward.machine.local import LocalAccess
 from skyward.providers._common.create_once import MachineCalls, create_once
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.local import LocalAccess
 
 __all__ = ["FakeProvider", "Fate", "Verb", "running"]
 

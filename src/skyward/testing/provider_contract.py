@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import CapacityError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.providers.registry import make_provider, provider_settings

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
-from skyward.transport.access import Completed, Transport
+from skyward.machine.access import Completed, Transport
 
 __all__ = ["TransportContract"]
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from skyward._concurrency.descriptors import Descriptors
-from skyward._concurrency.linux_parts import MutableEvents, mutable_events
-from skyward._concurrency.waiting import EAGER_S
+from skyward.base.descriptors import Descriptors
+from skyward.base.linux_parts import MutableEvents, mutable_events
+from skyward.base.waiting import EAGER_S
 from skyward.wire.frames import LENGTH, forget_tls_errors
 from skyward.wire.messages import Item, Kind
 

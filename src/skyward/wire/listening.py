@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from skyward._concurrency.descriptors import keep_from_forks
-from skyward._concurrency.waiting import NotYet, keep, wait_until
+from skyward.base.descriptors import keep_from_forks
+from skyward.base.waiting import NotYet, keep, wait_until
 from skyward.wire.limits import HANDSHAKE_S
 
 log = logging.getLogger("skyward.wire")

@@ -22,11 +22,11 @@ from typing import Any, cast
 import pytest
 from suite import write_part
 
-from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
+from skyward.machine.ssh import SSHAccess
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.request.request import parse_request
-from skyward.transport.ssh import SSHAccess
 from support.clouds.booted_machine import SSH_PORT
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import SPECS

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from skyward.engine.certificates import issue
+from skyward.fleet.node_handle import NodeHandle
+from skyward.machine.access import Completed
+from skyward.machine.local import LocalAccess, LocalTransport
 from skyward.providers.base import Instance, InstanceState, Offer
-from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
+from skyward.scheduling.certificates import issue
 from skyward.shipping.blobs import Blob, Exchange, NodeBlobs, identify
 from skyward.submission import ArgumentMemo
-from skyward.transport.access import Completed
-from skyward.transport.local import LocalAccess, LocalTransport
 from skyward.wire.control import Fetch, Fetched, Message, Ping, Pong, from_frame, to_frame
 from skyward.wire.frames import TlsIdentity, client_context, read_frame, write_frame
 from skyward.wire.node_config import NodeConfig

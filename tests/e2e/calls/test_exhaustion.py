@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.fleet.node_handle import NodeHandle
 
 FLOOD = 1300
 ALLOWED = 400

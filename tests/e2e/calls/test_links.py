@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.engine.worker_link import WorkerLink
+from skyward.scheduling.worker_link import WorkerLink
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import SkywardError
+from skyward.fleet.machines import Machines
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import REFUSALS
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.machines import Machines
 from skyward.request.request import parse_request
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import FAULTS

@@ -11,7 +11,7 @@ import pytest
 
 import gallery
 import skyward as sky
-from skyward.provision.buying.ledger import Ledger
+from skyward.ledger.ledger import Ledger
 from skyward.testing.hosts import require_sshd
 from support.clouds.vendors import PATH, VENDORS, opened
 

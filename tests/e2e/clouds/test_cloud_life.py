@@ -30,8 +30,8 @@ from skyward.events import (
     Progress,
     SkywardEvent,
 )
+from skyward.ledger.ledger import Ledger
 from skyward.providers._common.logins import user_key
-from skyward.provision.buying.ledger import Ledger
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.vendors import BOOTED, PATH, PROMPT, Vendor, opened

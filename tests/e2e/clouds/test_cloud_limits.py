@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import BudgetError, SkywardError, WorkerLostError
 from skyward.events import CostFinal
+from skyward.fleet.machines import Machines
+from skyward.ledger.ledger import Ledger
+from skyward.market.cost import CostReport
 from skyward.providers.base import InstanceState, Offer
-from skyward.provision.buying.cost import CostReport
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.machines import Machines
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.aws import Looks
 from skyward.testing.hosts import require_sshd

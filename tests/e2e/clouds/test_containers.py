@@ -17,9 +17,9 @@ from joblib import parallel_config
 import skyward as sky
 from skyward.errors import ConfigurationError
 from skyward.events import CostFinal, InstanceLaunching, Notice, SkywardEvent
+from skyward.fleet import machine_size
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Offer
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.preparing import machine_size
 from skyward.request.request import PoolRequest
 from skyward.testing.hosts import require_namespaces, require_sshd
 from skyward_dask import SkywardCluster
@@ -226,7 +226,7 @@ class Impatient:
         return [dataclasses.replace(each, ready_within_s=READY_WITHIN_S) for each in found]
 
 
-# In `make test`: test_cloud_limits.py for the host key, unit/provision/fleet/test_unfit_machines.py for the others.
+# In `make test`: test_cloud_limits.py for the host key, unit/fleet/test_unfit_machines.py for the others.
 @sampled()
 def test_hosts_that_fail_are_replaced_elsewhere_and_their_cost_is_in_the_summary(
     vendor: Vendor, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

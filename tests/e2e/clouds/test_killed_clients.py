@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.buying.sweep import OpeningSweep
+from skyward.ledger.ledger import Ledger
+from skyward.ledger.sweep import OpeningSweep
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.vendors import BOOTED, EACH_KIND, PATH, PROMPT, VENDORS, Vendor, opened
@@ -38,7 +38,7 @@ CLIENT = """
 import json, sys
 import skyward as sky
 from skyward.providers.registry import provider_type
-from skyward.provision.preparing import machine_size
+from skyward.fleet import machine_size
 
 machine_size.CORES_SHARE = machine_size.MEMORY_SHARE = 0.0
 name, settings, variables, machine, lease_s = json.loads(sys.argv[1])

@@ -11,7 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.events import CostFinal, Error, InstancePreempted, Notice, Progress, SkywardEvent
-from skyward.provision.buying.ledger import Ledger
+from skyward.ledger.ledger import Ledger
 from skyward.testing.hosts import require_namespaces, require_sshd
 from support.clouds.vast_api import VastApi
 from support.clouds.vendors import PROMPT, opened, vendor_named
@@ -63,7 +63,7 @@ def assert_progress_is_true(events: list[SkywardEvent], early: int, count: int) 
     assert told[-1] == Progress("leave_a_mark", count, count)
 
 
-# In `make test`: unit/provision/fleet/test_preempted.py, and unit/providers/vastai for the words of an outbid machine.
+# In `make test`: unit/fleet/test_preempted.py, and unit/providers/vastai for the words of an outbid machine.
 @pytest.mark.full
 @pytest.mark.parametrize("count", [400])
 def test_an_outbid_node_loses_no_call_and_is_replaced_on_another_ask_as_no_failure(

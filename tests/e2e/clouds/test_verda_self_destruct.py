@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
+from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.verda import Verda
 from skyward.request.request import parse_request
 from skyward.testing.hosts import require_sshd
-from skyward.transport.ssh import SSHAccess, SshTransport
 from support.clouds.vendors import PATH, PROMPT, VENDORS, opened
 from support.clouds.verda_api import VerdaApi
 

@@ -21,7 +21,7 @@ from distributed import Client
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import skyward as sky
-from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.base.waiting import NotYet, wait_until
 from skyward_dask import SkywardCluster
 
 CHROMIUM = shutil.which("chromium")

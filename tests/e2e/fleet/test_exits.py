@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import skyward.provision.buying.ledger as ledger_module
+import skyward.ledger.ledger as ledger_module
 
 SETUP = """
 import os, signal, sys, threading, time

@@ -31,7 +31,7 @@ MARK = "SKYWARD_TEST_KILLED_CLIENT"
 CLIENT = """
 import json, os, signal, sys, threading
 import skyward as sky
-from skyward.provision.buying.ledger import Ledger
+from skyward.ledger.ledger import Ledger
 from skyward.providers.registry import make_provider
 
 phase, delay_s, name, settings, nodes, lease_s = json.loads(sys.argv[1])

@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.engine.calls import LiveCall
-from skyward.engine.running import RunningPool
-from skyward.engine.scheduler import Scheduler
 from skyward.errors import PoolStateError, SkywardError
-from skyward.provision.buying.ledger import Ledger
+from skyward.ledger.ledger import Ledger
+from skyward.scheduling.calls import LiveCall
+from skyward.scheduling.running import RunningPool
+from skyward.scheduling.scheduler import Scheduler
 
 
 @pytest.fixture(autouse=True)

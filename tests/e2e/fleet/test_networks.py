@@ -139,7 +139,7 @@ def test_a_lost_island_is_replaced_and_the_other_one_goes_on(pool: sky.ComputePo
     assert after[lost] != before[lost]
 
 
-# In `make test`: unit/provision/fleet/test_topology.py, and calls of every kind in this file.
+# In `make test`: unit/fleet/test_topology.py, and calls of every kind in this file.
 @pytest.mark.full
 def test_dask_is_refused_while_the_head_is_elsewhere_and_works_when_it_is_near_again() -> None:
     provider = LocalNetworks(networks={0: "a", 1: "a"})

@@ -22,11 +22,11 @@ import cloudpickle
 import psutil
 import pytest
 
-from skyward._concurrency.waiting import NotYet, wait_until
-from skyward.engine.certificates import issue
-from skyward.provision.preparing.control_client import ControlClient
-from skyward.transport.access import Completed
-from skyward.transport.local import LocalAccess, LocalTransport
+from skyward.base.waiting import NotYet, wait_until
+from skyward.fleet.control_client import ControlClient
+from skyward.machine.access import Completed
+from skyward.machine.local import LocalAccess, LocalTransport
+from skyward.scheduling.certificates import issue
 from skyward.wire.control import (
     Ending,
     Kill,

@@ -22,9 +22,9 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.engine.certificates import issue
+from skyward.fleet.fleet import Fleet
 from skyward.providers.local import INSTANCE_VARIABLE
-from skyward.provision.fleet.fleet import Fleet
+from skyward.scheduling.certificates import issue
 from skyward.wire.control import Ping, to_frame
 from skyward.wire.frames import TlsIdentity, client_context
 from skyward_dask.security import PoolSecurity

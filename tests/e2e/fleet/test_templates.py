@@ -18,7 +18,7 @@ import pytest
 from tests.support.nodes import node_config
 
 import skyward as sky
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.node.supervisor.template import fork_supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each node is a program of its own")

@@ -20,10 +20,10 @@ PARTS = """
 import os, select, socket, tempfile
 from pathlib import Path
 import skyward, skyward.api.pool, skyward_dask
-from skyward._concurrency import linux_parts
-from skyward.provision.buying.ownership import Owner
+from skyward.base import linux_parts
+from skyward.ledger.ownership import Owner
 from skyward.wire.frames import client_context
-from skyward.engine.certificates import issue
+from skyward.scheduling.certificates import issue
 
 assert not hasattr(os, "memfd_create") and not hasattr(select, "epoll") and not os.path.exists("/proc/self")
 client_context(issue())

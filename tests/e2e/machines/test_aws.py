@@ -33,7 +33,7 @@ from skyward.events import (
     Progress,
     SkywardEvent,
 )
-from skyward.provision.buying.ledger import Ledger
+from skyward.ledger.ledger import Ledger
 from skyward.testing.aws import LocalEC2, Market, use_ec2
 from skyward.testing.hosts import require_sshd
 
@@ -203,7 +203,7 @@ def where() -> tuple[int, str]:
     return sky.instance_info().node, os.environ["SKYWARD_INSTANCE"]
 
 
-# In `make test`: unit/provision/fleet/test_preempted.py, with one of four nodes taken under 400 calls.
+# In `make test`: unit/fleet/test_preempted.py, with one of four nodes taken under 400 calls.
 @pytest.mark.full
 def test_a_preempted_node_is_replaced_no_call_is_lost_and_the_bill_is_right(
     start: Start, tmp_path: Path, ssh_cache: Path

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import gallery
+from skyward.ledger.ledger import Ledger
 from skyward.node.processes import carriers
-from skyward.provision.buying.ledger import Ledger
 from skyward.testing.aws import Capacity, LocalEC2, use_ec2
 from skyward.testing.hosts import require_sshd
 from support.eventually import eventually

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skyward._concurrency.waiting import wait_until
-from skyward.provision.preparing.bootstrap import bootstrap, quote
+from skyward.base.waiting import wait_until
+from skyward.environment.bootstrap import bootstrap, quote
+from skyward.machine.ssh import SshTransport
 from skyward.request.image import Image
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
-from skyward.transport.ssh import SshTransport
 from support.chaos import ChaosProxy
 
 pytestmark = pytest.mark.timeout(300)  # environments are built

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from skyward.provision.fleet.outputs import FetchedFiles, fetch_files
-from skyward.provision.preparing.node_files import NodeFiles
+from skyward.fleet.node_files import NodeFiles
+from skyward.fleet.outputs import FetchedFiles, fetch_files
+from skyward.machine.access import Transport
+from skyward.machine.local import LocalAccess, LocalTransport
+from skyward.machine.ssh import SshTransport
 from skyward.testing.hosts import SshHost, require_sshd
-from skyward.transport.access import Transport
-from skyward.transport.local import LocalAccess, LocalTransport
-from skyward.transport.ssh import SshTransport
 
 NAMES = {"-rf": 0o755, " a ": 0o600, "a\nb": 0o444, "\udcff": 0o400, "x" * 255: 0o751, "*": 0o644, "é": 0o555}
 LINKS = {"latest": "-rf", "run/deep/up": "..", "run/deep/far": "../../*", "run/none": "gone"}

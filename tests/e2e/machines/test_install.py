@@ -14,7 +14,7 @@ import pytest
 from uv import find_uv_bin
 
 import skyward as sky
-from skyward.provision.preparing.sources import package_sources, pip_settings
+from skyward.environment.sources import package_sources, pip_settings
 
 ROOT = Path(__file__).parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")

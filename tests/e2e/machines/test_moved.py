@@ -14,9 +14,9 @@ import pytest
 
 import skyward as sky
 from skyward.events import Error, InstanceProvisioned, SkywardEvent
+from skyward.machine.ssh import SSHAccess
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
-from skyward.transport.ssh import SSHAccess
 from support.chaos import ChaosProxy
 from support.ssh_hosts import cached_host
 

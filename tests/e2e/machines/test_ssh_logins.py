@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from skyward.errors import SkywardError, UnreachableError
+from skyward.machine.ssh import SshTransport
+from skyward.machine.ssh_config import SSHTarget
 from skyward.testing.hosts import SshHost, require_sshd
-from skyward.transport.ssh import SshTransport
-from skyward.transport.ssh_config import SSHTarget
 
 pytestmark = pytest.mark.timeout(300)
 

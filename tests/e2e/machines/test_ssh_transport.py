@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
+from skyward.machine.ssh import SshTransport
+from skyward.machine.ssh_config import SSHTarget
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
-from skyward.transport.ssh import SshTransport
-from skyward.transport.ssh_config import SSHTarget
 from support.chaos import ChaosProxy
 
 DEADLINE_S = 30.0

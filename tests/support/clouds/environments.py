@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import skyward as sky
-from skyward.provision.preparing.bootstrap import bootstrap
+from skyward.environment.bootstrap import bootstrap
+from skyward.machine.ssh import SshTransport
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, share_cache
-from skyward.transport.ssh import SshTransport
 
 __all__ = ["build_environment"]
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 import pytest
 
-from skyward.provision.preparing import machine_size
+from skyward.fleet import machine_size
 from skyward.testing.aws import Looks
 from support.clouds.rest_service import RestService, Tariff
 

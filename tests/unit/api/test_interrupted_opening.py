@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.engine.running import RunningPool
 from skyward.errors import CapacityError
+from skyward.ledger import ownership as pool_folder
 from skyward.providers.base import Offer
-from skyward.provision.buying import ownership as pool_folder
 from skyward.request.request import PoolRequest
+from skyward.scheduling.running import RunningPool
 from skyward.testing.provider import FakeProvider
 
 PLACES = (str(Path(sky.__file__).parent), contextlib.__file__)

@@ -24,15 +24,15 @@ from click.testing import CliRunner, Result
 from skyward.cli import main
 from skyward.cli._base import Rows, write
 from skyward.cli._setup import _requirement
+from skyward.environment.indexes import local_wheel
+from skyward.environment.installed import Distribution, Origin
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.ownership import Owner
+from skyward.machine.local import LocalAccess
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.local import Local
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.ownership import Owner
-from skyward.provision.mirroring.indexes import local_wheel
-from skyward.provision.mirroring.installed import Distribution, Origin
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, find_openssh, write_known_hosts
-from skyward.transport.local import LocalAccess
 
 ALIVE = Owner.this_process()
 DEAD = replace(ALIVE, started="long ago")

@@ -15,14 +15,14 @@ from click.testing import CliRunner, Result
 
 import skyward as sky
 from skyward.cli import main
+from skyward.ledger import termination
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.ownership import Owner
 from skyward.providers._common.cached_answers import AnswerFile
 from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.registry import provider_settings
-from skyward.provision.buying import termination
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.ownership import Owner
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 

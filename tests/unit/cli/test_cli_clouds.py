@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 
 import skyward as sky
 from skyward.cli import main
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.ownership import Owner
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.providers.registry import provider_settings
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.ownership import Owner
 from skyward.request.request import parse_request
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.vendors import EACH_KIND, PROMPT, Vendor, opened

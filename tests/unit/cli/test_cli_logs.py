@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from skyward.cli import main
 from skyward.events import LogLine
 from skyward.events.lines import KeptLines
-from skyward.provision.buying import ownership as pool_folder
-from skyward.provision.buying.ownership import PoolFolder
+from skyward.ledger import ownership as pool_folder
+from skyward.ledger.ownership import PoolFolder
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_logs_follow_until_the_process_of_the_pool_is_gone(tmp_path: Path) -> No
 import os, signal, sys
 from skyward.events import LogLine
 from skyward.events.lines import KeptLines
-from skyward.provision.buying.ownership import PoolFolder
+from skyward.ledger.ownership import PoolFolder
 folder = PoolFolder("sky-5")
 kept = KeptLines(folder.logs, lambda _: None)
 for text in ("first", "last"):

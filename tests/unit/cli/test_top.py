@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.api.watching import read_snapshot, serve_snapshots
+from skyward.base.loop import LoopThread, acquire_loop
 from skyward.cli import main
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.ownership import PoolFolder
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.ownership import PoolFolder
 
 BUSY = WorkerSnapshot(worker=0, state="running", call="train#3", seconds=4.25)
 SNAPSHOT = PoolSnapshot(

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from skyward._concurrency.loop import LoopThread, acquire_loop
 from skyward.api.watching import PoolOutput
+from skyward.base.loop import LoopThread, acquire_loop
 from skyward.display.tables import PoolView
 from skyward.events import Metrics, Progress
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from skyward.errors import ConfigurationError
+from skyward.machine.local import LocalAccess
 from skyward.providers import local
 from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.local import INSTANCE_VARIABLE, Local
 from skyward.request.accelerators import Accelerator, model_name
 from skyward.request.image import Image
 from skyward.request.request import parse_request
-from skyward.transport.local import LocalAccess
 from support.users import as_other_user
 
 

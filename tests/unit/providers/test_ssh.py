@@ -22,12 +22,12 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
+from skyward.machine.ssh import SSHAccess
 from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.ssh import SSH
 from skyward.request.accelerators import Accelerator
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
-from skyward.transport.ssh import SSHAccess
 
 require_sshd()
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ConfigurationError
+from skyward.machine.ssh_commands import Login, login_fault, try_login
+from skyward.machine.ssh_connection import SSHConnections
 from skyward.providers._ssh_hosts import host_fault
 from skyward.providers.ssh import SSH
 from skyward.request.request import parse_request
 from skyward.testing.hosts import SshHost, require_namespaces, require_sshd, write_known_hosts
-from skyward.transport.ssh_commands import Login, login_fault, try_login
-from skyward.transport.ssh_connection import SSHConnections
 
 require_sshd()
 

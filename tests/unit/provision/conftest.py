@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from skyward.environment import bootstrap as module
+from skyward.environment.bootstrap import Environment, bootstrap, quote
+from skyward.environment.distribution import OwnWheel
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.provision.preparing import bootstrap as module
-from skyward.provision.preparing.bootstrap import Environment, bootstrap, quote
-from skyward.provision.preparing.distribution import OwnWheel
+from skyward.machine.access import Completed
+from skyward.machine.local import LocalAccess, LocalTransport
 from skyward.request.image import Image
-from skyward.transport.access import Completed
-from skyward.transport.local import LocalAccess, LocalTransport
 
 TOOLS = (
     *("sh", "cat", "chmod", "date", "df", "env", "flock", "grep", "id", "ln", "mkdir", "mv", "rm", "sed", "sleep"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from skyward.environment.distribution import ENGINE_PACKAGES, engine_pins
 from skyward.errors import ConfigurationError
-from skyward.provision.preparing.distribution import ENGINE_PACKAGES, engine_pins
 from skyward.request.image import EnvVars, Image
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from skyward.errors import SkywardError
+from skyward.machine.access import Completed
 from skyward.shipping.blobs import Blob, NodeBlobs, identify
 from skyward.submission import ArgumentMemo
-from skyward.transport.access import Completed
 
 MIB = 1 << 20
 

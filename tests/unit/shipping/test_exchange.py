@@ -14,15 +14,15 @@ from typing import cast
 import pytest
 from blake3 import blake3
 
-from skyward._concurrency.waiting import wait_until
-from skyward.engine.worker_link import AttachedNode
+from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
-from skyward.provision.preparing.node_handle import NodeHandle
+from skyward.fleet.node_handle import NodeHandle
+from skyward.machine.access import Access, Completed
+from skyward.machine.local import LocalAccess
+from skyward.machine.ssh import SSHAccess
+from skyward.machine.ssh_config import SSHTarget
+from skyward.scheduling.worker_link import AttachedNode
 from skyward.shipping.blobs import Blob, Exchange, NodeBlobs
-from skyward.transport.access import Access, Completed
-from skyward.transport.local import LocalAccess
-from skyward.transport.ssh import SSHAccess
-from skyward.transport.ssh_config import SSHTarget
 from skyward.wire.control import Fetch, Fetched
 
 NBYTES = 1000

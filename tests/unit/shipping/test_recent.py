@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from skyward.engine.calls import LiveCall
-from skyward.engine.dispatch import WorkerId
-from skyward.engine.worker_link import WorkerLink
 from skyward.node.worker.call_runner import SentFunction
+from skyward.scheduling.calls import LiveCall
+from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.worker_link import WorkerLink
 from skyward.shipping.blobs import Blob, NodeBlobs
 from skyward.shipping.parcels import PackedFunction, Parcel, Recent, Wrapped
 from skyward.wire.messages import ForgetFunctions, Payload, RunCalls, SetLevels, StoreFunction, ToWorker

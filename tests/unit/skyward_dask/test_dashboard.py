@@ -21,7 +21,7 @@ from distributed.core import rpc
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from skyward.engine.certificates import issue
+from skyward.scheduling.certificates import issue
 from skyward.wire.frames import TlsIdentity
 from skyward_dask.on_nodes import NodeScheduler
 from skyward_dask.security import PoolSecurity

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from skyward.environment.distribution import engine_pins
 from skyward.errors import ConfigurationError
-from skyward.provision.preparing.distribution import engine_pins
 from skyward_dask.dask_parts import (
     NEWEST_RELEASE,
     OLDEST_RELEASE,

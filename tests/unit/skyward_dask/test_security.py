@@ -9,7 +9,7 @@ import pytest
 from distributed import Security
 from distributed.core import Server, rpc
 
-from skyward.engine.certificates import issue
+from skyward.scheduling.certificates import issue
 from skyward.wire.frames import client_context, server_context
 from skyward_dask.security import PoolSecurity
 

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, Scheduler, Worker
 from tests.support.clock import FakeClock
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import ConfigurationError
 from skyward_dask.tasks import WorkerOffer, fail_unrunnable, unmet_demand
 

@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from skyward.errors import ConfigurationError
+from skyward.fleet import machine_size
+from skyward.machine.ssh import SshTransport
+from skyward.machine.ssh_config import SSHTarget
 from skyward.providers.aws.provider import AWS
-from skyward.provision.preparing import machine_size
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market, local_ec2
 from skyward.testing.hosts import require_sshd
-from skyward.transport.ssh import SshTransport
-from skyward.transport.ssh_config import SSHTarget
 
 IMAGE = "ami-0ca0000000000024a"
 DEADLINE_S = 30.0

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from skyward.errors import SkywardError
+from skyward.machine.ssh import SshTransport
+from skyward.machine.ssh_config import SSHTarget
 from skyward.testing.hosts import SshHost, find_openssh, require_sshd
-from skyward.transport.ssh import SshTransport
-from skyward.transport.ssh_config import SSHTarget
 from support.clock import FakeClock
 from support.clouds.booted_machine import MachineRoom
 from support.clouds.rest_service import FAULTS, SPECS, Pace, RestAnswer, RestCall, RestService, Tariff

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from skyward.provision.buying.ledger import Ledger
+from skyward.ledger.ledger import Ledger
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.vendors import BOOTED, PROMPT, Vendor, opened

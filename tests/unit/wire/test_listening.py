@@ -13,8 +13,8 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
-from skyward._concurrency.waiting import wait_until
-from skyward.engine.certificates import issue
+from skyward.base.waiting import wait_until
+from skyward.scheduling.certificates import issue
 from skyward.wire.frames import TlsIdentity, client_context, server_context
 from skyward.wire.listening import STRANGERS, StreamPort, Streams, dial
 

@@ -14,7 +14,7 @@ import pytest
 from distributed.comm import CommClosedError, connect, listen
 from tornado.iostream import IOStream, StreamClosedError
 
-from skyward.engine.certificates import issue
+from skyward.scheduling.certificates import issue
 from skyward.wire.frames import TlsIdentity, client_context, forget_tls_errors, server_context
 from skyward.wire.link import Connection
 from skyward_dask.security import PoolSecurity

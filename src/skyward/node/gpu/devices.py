@@ -10,7 +10,7 @@ from typing import Any
 
 import platformdirs
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
 from skyward.node.gpu.driver import Device, Gpu, GpuDriver, NvidiaDriver, Partition
 from skyward.node.gpu.health import GpuWatch, open_watch

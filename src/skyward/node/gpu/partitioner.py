@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from skyward._concurrency.waiting import NotYet, wait_until
+from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.node.gpu.driver import Gpu, GpuDriver, GpuInstance, Partition
 from skyward.request.accelerators import MigProfile

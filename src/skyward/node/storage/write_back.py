@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Literal
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.node.storage.volume_program import VolumeOrder
 from skyward.wire.limits import RELEASE_S
 from skyward.wire.node_config import NodeConfig

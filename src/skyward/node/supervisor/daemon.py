@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from skyward._concurrency.descriptors import raise_descriptor_limit
-from skyward._concurrency.linux_parts import process_limits
+from skyward.base.descriptors import raise_descriptor_limit
+from skyward.base.linux_parts import process_limits
 from skyward.errors import SkywardError
 from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process
 from skyward.node.supervisor.fork_server import fork_zygote, show_arguments, show_variable

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.wire.control import Preempting, PreemptionLikely
 from skyward.wire.node_config import PreemptionWatch
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, keep
+from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep
+from skyward.machine.access import TAGS_FILE
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device
 from skyward.node.processes import (
@@ -34,7 +35,6 @@ from skyward.node.supervisor.service_process import ServiceProcess
 from skyward.node.supervisor.start_order import node_programs
 from skyward.node.supervisor.worker_slot import WorkerSlot
 from skyward.node.supervisor.zygote import Spare, Zygote
-from skyward.transport.access import TAGS_FILE
 from skyward.wire.control import (
     Command,
     Ending,

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
-from skyward._concurrency.descriptors import keep_from_forks
-from skyward._concurrency.exits import at_exit
-from skyward._concurrency.linux_parts import process_limits
+from skyward.base.descriptors import keep_from_forks
+from skyward.base.exits import at_exit
+from skyward.base.linux_parts import process_limits
 from skyward.node.supervisor.plan import HASH_SEED, cpu_count, share_of, thread_variables
 from skyward.node.supervisor.start_order import (
     TEMPLATE_ID,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 
-from skyward._concurrency.descriptors import keep_from_forks
+from skyward.base.descriptors import keep_from_forks
 from skyward.node.processes import exit_reason
 from skyward.node.supervisor.fork_server import ForkedZygote
 from skyward.node.supervisor.plan import NodePlan

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, Protocol
 
-from skyward._concurrency.waiting import PROMPT_S
+from skyward.base.waiting import PROMPT_S
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback

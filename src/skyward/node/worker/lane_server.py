@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skyward._concurrency.descriptors import Descriptors
-from skyward._concurrency.waiting import SYSTEM_CLOCK, wait_until
+from skyward.base.descriptors import Descriptors
+from skyward.base.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
 from skyward.events.lines import DEFAULT_LEVELS
 from skyward.node.worker.call_records import TakenLevels

@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
-from skyward._concurrency.descriptors import abandon
-from skyward._concurrency.linux_parts import open_descriptors
-from skyward._concurrency.loop import LoopThread
-from skyward._concurrency.waiting import keep
+from skyward.base.descriptors import abandon
+from skyward.base.linux_parts import open_descriptors
+from skyward.base.loop import LoopThread
+from skyward.base.waiting import keep
 from skyward.distributed.runtime import enter_task
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process
 from skyward.node.services import Service, WorkerHost

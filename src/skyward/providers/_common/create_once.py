@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
 from skyward.providers._common.refusals import is_unsent
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, Protocol, cast
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, TerminationError
+from skyward.machine.ssh import SSHAccess, check_configuration
+from skyward.machine.ssh_config import SSHTarget
 from skyward.providers._common.create_once import MachineCalls, create_once
 from skyward.providers._common.logins import host_key, user_key
 from skyward.providers._common.machine_boot import END_COMMAND, MAY_END_COMMAND
@@ -23,8 +25,6 @@ from skyward.providers._common.refusals import RefusalKind, is_kind
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.request.instance import InstanceSpec
-from skyward.transport.ssh import SSHAccess, check_configuration
-from skyward.transport.ssh_config import SSHTarget
 
 _AGAIN_S: Final = 15.0
 """Time after which an accepted request is repeated, for a machine that does not show it."""
@@ -218,7 +218,7 @@ def log_in(
         machine: the machine's id.
         ledger_key: its ledger key.
         host: address at which this machine reaches it.
-        address: see :class:`~skyward.transport.ssh.SSHAccess`.
+        address: see :class:`~skyward.machine.ssh.SSHAccess`.
         port: port of its sshd there; 0 for the provider's.
         bind: see there.
     """

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 import urllib3
 from tenacity import AsyncRetrying, retry_if_exception, wait_fixed
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock, to_its_end
+from skyward.base.waiting import SYSTEM_CLOCK, Clock, to_its_end
 from skyward.errors import AuthenticationError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind, is_unsent
 from skyward.providers.base import REFUSALS

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
+from skyward.machine.ssh import SSHAccess
 from skyward.providers._common.cached_answers import AnswerFile
 from skyward.providers._common.logins import KeyPair, host_key
 from skyward.providers._common.machine_boot import cloud_config
@@ -25,7 +26,6 @@ from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.ssh import SSHAccess
 from skyward.wire.node_config import PreemptionWatch
 
 _MIB_PER_GIB: Final = 1024

@@ -22,7 +22,7 @@ from tenacity import (
     wait_random,
 )
 
-from skyward._concurrency.waiting import to_its_end
+from skyward.base.waiting import to_its_end
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, is_kind

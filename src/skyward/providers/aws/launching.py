@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, NotYet, wait_until
 from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
 from skyward.providers._common.create_once import summary
 from skyward.providers._common.refusals import RefusalKind

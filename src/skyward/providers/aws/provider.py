@@ -10,6 +10,7 @@ from functools import cache
 from typing import ClassVar
 
 from skyward.errors import ConfigurationError
+from skyward.machine.ssh import SSHAccess
 from skyward.providers._common.logins import ADDRESS_URL, client_cidr, user_key
 from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.rented_machines import check_login, log_in
@@ -30,7 +31,6 @@ from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
-from skyward.transport.ssh import SSHAccess
 
 _SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, cast
 from werkzeug import Response
 
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.fleet import machine_size
 from skyward.providers._common.cached_answers import forget
 from skyward.providers.aws.provider import AWS
-from skyward.provision.preparing import machine_size
 from skyward.testing.aws.ec2_market import (
     AwsCall,
     Market,

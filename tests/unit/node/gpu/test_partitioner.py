@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import ConfigurationError
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device, NvidiaDriver, SmiAnswer

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from skyward.engine.certificates import issue
 from skyward.node.storage.blob_port import BlobPort
+from skyward.scheduling.certificates import issue
 from skyward.wire.control import Fetch, Fetched
 from skyward.wire.frames import TlsIdentity, client_context, read_frame, server_context, write_frame
 

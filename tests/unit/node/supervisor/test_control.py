@@ -8,11 +8,11 @@ from typing import get_args
 import msgpack
 import pytest
 
-from skyward._concurrency.waiting import wait_until
-from skyward.engine.certificates import issue
+from skyward.base.waiting import wait_until
 from skyward.errors import AuthenticationError, UnreachableError
+from skyward.fleet.control_client import ControlClient
 from skyward.node.supervisor.control_server import ControlServer
-from skyward.provision.preparing.control_client import ControlClient
+from skyward.scheduling.certificates import issue
 from skyward.wire.control import (
     Command,
     Ending,

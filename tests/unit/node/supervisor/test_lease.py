@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from skyward.engine.certificates import issue
 from skyward.node.supervisor.lease import Lease
 from skyward.node.supervisor.supervisor import Supervisor
+from skyward.scheduling.certificates import issue
 from skyward.wire.node_config import NodeConfig
 from support.clock import FakeClock
 

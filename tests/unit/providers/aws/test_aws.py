@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
 from skyward.errors import (
     AuthenticationError,
     CapacityError,
@@ -20,6 +20,7 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
+from skyward.machine.ssh import SSHAccess
 from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE, host_key, user_key
 from skyward.providers.aws.account import SPOT_WATCH
 from skyward.providers.aws.provider import AWS
@@ -27,7 +28,6 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, use_ec2
-from skyward.transport.ssh import SSHAccess
 
 T = TypeVar("T")
 G4DN = {"accelerator": "T4"}

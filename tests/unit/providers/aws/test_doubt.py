@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import AuthenticationError, ConfigurationError, TerminationError, UnreachableError
+from skyward.fleet.machines import Machines
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.ownership import Owner
+from skyward.ledger.sweep import Sweep
 from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.aws.api import Api, Credentials, is_lost
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import LaunchOrder
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.ownership import Owner
-from skyward.provision.buying.sweep import Sweep
-from skyward.provision.fleet.machines import Machines
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 

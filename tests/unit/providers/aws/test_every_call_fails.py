@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import SkywardError
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.machines import Machines
+from skyward.fleet.machines import Machines
+from skyward.ledger.ledger import Ledger
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, Market, use_ec2
 

@@ -14,8 +14,8 @@ import pytest
 import skyward as sky
 from skyward.errors import AuthenticationError, CapacityError
 from skyward.events import InstanceLaunching, Notice, SkywardEvent
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.machines import Machines
+from skyward.fleet.machines import Machines
+from skyward.ledger.ledger import Ledger
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, Market, use_ec2
 from support.clock import FakeClock

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from skyward.errors import ConfigurationError
+from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.providers.aws.api import Credentials
 from skyward.providers.aws.provider import AWS
 from skyward.providers.aws.ssm import PLUGIN, session_command
@@ -24,7 +25,6 @@ from skyward.providers.base import LaunchOrder
 from skyward.request.request import parse_request
 from skyward.testing.aws import LocalEC2
 from skyward.testing.hosts import SshHost, require_sshd
-from skyward.transport.ssh import SSHAccess, SshTransport
 
 TOKEN = "the-sessions-token"
 STAND_IN = f"""#!{sys.executable}

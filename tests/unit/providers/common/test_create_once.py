@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from skyward._concurrency.waiting import Clock
+from skyward.base.waiting import Clock
 from skyward.errors import AuthenticationError, CapacityError, QuotaError, TerminationError, UnreachableError
 from skyward.providers._common.create_once import MachineCalls, create_once, summary
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall

@@ -10,12 +10,12 @@ from typing import ClassVar
 import pytest
 
 from skyward.errors import CapacityError, UnreachableError
+from skyward.machine.ssh import SSHAccess
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.transport.ssh import SSHAccess
 
 POOL = "sky-1"
 OFFER = Offer(spec=InstanceSpec(name="small", cpu=1, memory_gib=1), price_per_hour=1.0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK, Clock
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import (
     AuthenticationError,
     CapacityError,

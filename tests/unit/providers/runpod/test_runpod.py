@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
+from skyward.machine.ssh import SSHAccess
 from skyward.providers import runpod
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.providers.runpod import STATES, RunPod, find_key, parse_cpus
 from skyward.request.accelerators import Accelerator
 from skyward.request.request import parse_request
-from skyward.transport.ssh import SSHAccess
 from support.clouds.rest_service import SPECS, RestFault, load_json
 from support.clouds.runpod_api import API_KEY, CPUS, RunPodApi
 

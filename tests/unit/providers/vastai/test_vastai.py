@@ -23,12 +23,12 @@ from skyward.errors import (
     SkywardError,
     TerminationError,
 )
+from skyward.machine.ssh import SSHAccess
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import provider_settings
 from skyward.providers.vastai import AskMarket, AskOffer, AskTerms, VastAI
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks
-from skyward.transport.ssh import SSHAccess
 from support.clouds.rest_service import RestFault
 from support.clouds.vast_api import API_KEY, VastApi, ask
 

@@ -20,13 +20,13 @@ from skyward.errors import (
     SkywardError,
     TerminationError,
 )
+from skyward.machine.ssh import SSHAccess
 from skyward.providers import _verda_self_destruct as self_destruct
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.providers.verda import Verda
 from skyward.request.request import parse_request
 from skyward.testing.aws import Looks
-from skyward.transport.ssh import SSHAccess
 from support.clouds.fake_cloud import FakeMachine
 from support.clouds.rest_service import RestAnswer, RestCall, RestFault
 from support.clouds.verda_api import CLIENT_SECRET, VerdaApi

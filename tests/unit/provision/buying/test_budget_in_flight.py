@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from skyward.events import Notice
+from skyward.fleet.machines import Machines
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.machines import Machines
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import CapacityError
+from skyward.market.choose import choose
 from skyward.providers.base import Offer
-from skyward.provision.buying.choose import choose
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import Spot, parse_request
 

@@ -8,9 +8,9 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.events import CostFinal, CostUpdate
+from skyward.market.choose import Batch
+from skyward.market.cost import Budget, CostReport, Forecast, Usage, charge
 from skyward.providers.base import Offer
-from skyward.provision.buying.choose import Batch
-from skyward.provision.buying.cost import Budget, CostReport, Forecast, Usage, charge
 from skyward.request.instance import InstanceSpec
 
 SPOT = Usage(launched_at=0.0, spot=True, price_per_hour=1.0, on_demand_price_per_hour=3.0)

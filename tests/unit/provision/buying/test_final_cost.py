@@ -12,8 +12,8 @@ import pytest
 
 from skyward.errors import AuthenticationError, CapacityError, TerminationError, UnreachableError
 from skyward.events import CostFinal
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import InstanceState, Offer
-from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import Spot
 from skyward.testing.provider import FakeProvider, Fate

@@ -14,10 +14,10 @@ import pytest
 
 from skyward.errors import BudgetError, ConfigurationError
 from skyward.events import InstanceLaunching
+from skyward.ledger.ledger import Ledger
+from skyward.market.choose import Batch
+from skyward.market.cost import CONFIRM_ABOVE, Consent, Forecast, ask_on_terminal, limit_of
 from skyward.providers.base import Offer
-from skyward.provision.buying.choose import Batch
-from skyward.provision.buying.cost import CONFIRM_ABOVE, Consent, Forecast, ask_on_terminal, limit_of
-from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider
 from support.fleets import FleetStage

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import LedgerError, PoolStateError
+from skyward.ledger import ledger as ledger_module
+from skyward.ledger.ledger import Ledger, LedgerEntry, Purchase
+from skyward.ledger.ownership import Owner
 from skyward.providers.base import Instance, InstanceState, Offer
-from skyward.provision.buying import ledger as ledger_module
-from skyward.provision.buying.ledger import Ledger, LedgerEntry, Purchase
-from skyward.provision.buying.ownership import Owner
 from skyward.request.instance import InstanceSpec
 
 PURCHASE = Purchase(
@@ -44,7 +44,7 @@ INSERT INTO entries VALUES ('a', 'pool', 'local', '', 'i-1', 1000.0, NULL);
 WRITER = """
 import sys
 from pathlib import Path
-from skyward.provision.buying.ledger import Ledger, Purchase
+from skyward.ledger.ledger import Ledger, Purchase
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.instance import InstanceSpec
 offer = Offer(spec=InstanceSpec(name="m", cpu=1, memory_gib=1))
@@ -251,7 +251,7 @@ def test_an_owner_lives_as_long_as_its_process_and_no_longer() -> None:
 
 
 def started_of(pid: int) -> str:
-    code = "import os, sys; from skyward.provision.buying.ownership import _started; print(_started(int(sys.argv[1])))"
+    code = "import os, sys; from skyward.ledger.ownership import _started; print(_started(int(sys.argv[1])))"
     return subprocess.run(
         [sys.executable, "-c", code, str(pid)], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -303,7 +303,7 @@ def test_a_disk_without_room_is_an_error_before_anything_is_reserved(tmp_path: P
     program = """
         import resource, signal, sys
         from pathlib import Path
-        from skyward.provision.buying.ledger import Ledger, Purchase
+        from skyward.ledger.ledger import Ledger, Purchase
         from skyward.errors import LedgerError
         ledger = Ledger(Path(sys.argv[1]))
         resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.path.stat().st_size,) * 2)

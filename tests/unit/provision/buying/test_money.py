@@ -14,13 +14,13 @@ import pytest
 from skyward.api.pool import ComputePool
 from skyward.errors import ConfigurationError, LedgerError, TerminationError
 from skyward.events import Error
+from skyward.ledger.ledger import Ledger
+from skyward.ledger.ownership import Owner
+from skyward.ledger.sweep import Sweep
 from skyward.providers.base import Offer, Provider
 from skyward.providers.local import Local
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.providers.ssh import SSH
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.buying.ownership import Owner
-from skyward.provision.buying.sweep import Sweep
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider
 from skyward.wire.control import Ending
@@ -149,7 +149,7 @@ def test_sessions_with_the_provider_end_though_a_machine_may_still_be_there(monk
     async def end_in_vain(_provider: Provider, instance_ids: Sequence[str], **_report: Any) -> None:
         raise TerminationError("it does not answer", instance_ids=tuple(instance_ids))
 
-    monkeypatch.setattr("skyward.provision.fleet.machines.end_instances", end_in_vain)
+    monkeypatch.setattr("skyward.fleet.machines.end_instances", end_in_vain)
     with pytest.raises(TerminationError, match="it does not answer"), ComputePool(provider=provider, display="quiet"):
         pass
 

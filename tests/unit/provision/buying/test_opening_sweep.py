@@ -13,11 +13,11 @@ import pytest
 import skyward as sky
 from skyward.errors import CapacityError, TerminationError
 from skyward.events import Notice, SkywardEvent
+from skyward.ledger import sweep as opening_sweep
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.ownership import Owner
+from skyward.ledger.sweep import OpeningSweep
 from skyward.providers.base import Instance, LaunchOrder, MachineSecret, Offer
-from skyward.provision.buying import sweep as opening_sweep
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.ownership import Owner
-from skyward.provision.buying.sweep import OpeningSweep
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
 
@@ -125,7 +125,7 @@ def test_a_machine_that_does_not_end_is_named_and_stays_in_the_ledger(
     async def end_in_vain(provider: object, instance_ids: Sequence[str]) -> None:
         raise TerminationError("it does not answer", instance_ids=tuple(instance_ids))
 
-    monkeypatch.setattr("skyward.provision.buying.sweep.end_instances", end_in_vain)
+    monkeypatch.setattr("skyward.ledger.sweep.end_instances", end_in_vain)
     left = stage.leave(DEAD)
     stage.sweep()
 
@@ -146,7 +146,7 @@ def test_a_sweep_that_takes_too_long_is_waited_for_no_longer(stage: Stage, monke
     async def hang(provider: object, instance_ids: Sequence[str]) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("skyward.provision.buying.sweep.end_instances", hang)
+    monkeypatch.setattr("skyward.ledger.sweep.end_instances", hang)
     monkeypatch.setattr(opening_sweep, "_SETTLE_S", 0.01)
     left = stage.leave(DEAD)
     stage.sweep()

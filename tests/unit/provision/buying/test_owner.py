@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from skyward.provision.buying.ownership import Owner
+from skyward.ledger.ownership import Owner
 
 HOST = "pid:[4026531836]"
 CONTAINER = "pid:[4026532201]"
@@ -46,7 +46,7 @@ def test_only_an_owner_that_can_be_seen_is_judged(owner: Owner, here: Owner, liv
 
 
 def test_a_process_in_another_pid_namespace_does_not_judge_this_one() -> None:
-    judge = f"from skyward.provision.buying.ownership import Owner; print(Owner(**{asdict(ME)!r}).lives())"
+    judge = f"from skyward.ledger.ownership import Owner; print(Owner(**{asdict(ME)!r}).lives())"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", judge]
     judged = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if "Operation not permitted" in judged.stderr:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.provision.buying import ownership as pool_folder
-from skyward.provision.buying.ownership import PoolFolder, is_in_use, known_folders
+from skyward.ledger import ownership as pool_folder
+from skyward.ledger.ownership import PoolFolder, is_in_use, known_folders
 
 
 @pytest.fixture(autouse=True)

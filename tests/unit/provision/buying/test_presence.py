@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import pytest
 
 from skyward.errors import AuthenticationError
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.sweep import Presence, look_up
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.sweep import Presence, look_up
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider, Fate
 

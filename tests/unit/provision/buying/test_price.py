@@ -12,10 +12,10 @@ import pytest
 
 from skyward.errors import CapacityError, ConfigurationError
 from skyward.events import Notice
+from skyward.ledger.ledger import Ledger
+from skyward.market.choose import Batch
+from skyward.market.cost import PriceLimit, Usage, charged_price, notes_on_bill
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.provision.buying.choose import Batch
-from skyward.provision.buying.cost import PriceLimit, Usage, charged_price, notes_on_bill
-from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 from skyward.testing.provider import FakeProvider

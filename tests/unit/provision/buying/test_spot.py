@@ -10,9 +10,9 @@ import pytest
 
 from skyward.errors import AuthenticationError, CapacityError
 from skyward.events import InstanceLaunching, Notice
+from skyward.ledger.ledger import Ledger
+from skyward.market.choose import choose
 from skyward.providers.base import Offer
-from skyward.provision.buying.choose import choose
-from skyward.provision.buying.ledger import Ledger
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import Spot, parse_request
 from skyward.testing.provider import FakeProvider

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError, PoolStateError, UnreachableError
+from skyward.ledger import termination
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.ownership import Owner
+from skyward.ledger.sweep import Sweep, SweepReport, attributed
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
-from skyward.provision.buying import termination
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.buying.ownership import Owner
-from skyward.provision.buying.sweep import Sweep, SweepReport, attributed
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider, Fate
 from support.clock import FakeClock

@@ -11,10 +11,10 @@ import pytest
 
 from skyward.errors import TerminationError
 from skyward.events import Notice
+from skyward.ledger import termination
+from skyward.ledger.ledger import Ledger
+from skyward.ledger.termination import end_instances
 from skyward.providers.base import LaunchOrder
-from skyward.provision.buying import termination
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.buying.termination import end_instances
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider
 from support.fleets import FleetStage

@@ -9,11 +9,11 @@ import pytest
 
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.events import Notice, SkywardEvent
+from skyward.fleet.node_setup import Admission, AdmittedTransport
+from skyward.ledger.ledger import Ledger
+from skyward.machine.access import Completed
 from skyward.providers.base import Provider
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.node_setup import Admission, AdmittedTransport
 from skyward.testing.provider import FakeProvider
-from skyward.transport.access import Completed
 from support.clock import FakeClock
 from support.fleets import FleetStage
 

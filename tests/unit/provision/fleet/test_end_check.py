@@ -8,18 +8,18 @@ from typing import Any, cast
 
 import pytest
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import UnreachableError
 from skyward.events import Notice
+from skyward.fleet.machines import Machine, Machines
+from skyward.fleet.node_setup import refusal_of_end, warning_of_bill
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.machine.access import Completed
+from skyward.market.cost import Usage
 from skyward.providers.base import Instance
-from skyward.provision.buying.cost import Usage
-from skyward.provision.buying.ledger import Ledger, Purchase
-from skyward.provision.fleet.machines import Machine, Machines
-from skyward.provision.fleet.node_setup import refusal_of_end, warning_of_bill
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider
-from skyward.transport.access import Completed
 from support.clock import FakeClock
 from support.fleets import FleetStage
 from support.nodes import node_instance

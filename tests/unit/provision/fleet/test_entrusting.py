@@ -11,16 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from skyward._concurrency.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import CapacityError, UnreachableError
+from skyward.fleet.machines import Machine
+from skyward.fleet.node_setup import MachineSecrets
+from skyward.ledger.ledger import Ledger
+from skyward.machine.access import Completed
+from skyward.market.choose import UnfitMachineError
+from skyward.market.cost import Usage
 from skyward.providers.base import Instance, MachineSecret
-from skyward.provision.buying.choose import UnfitMachineError
-from skyward.provision.buying.cost import Usage
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.machines import Machine
-from skyward.provision.fleet.node_setup import MachineSecrets
 from skyward.testing.provider import FakeProvider
-from skyward.transport.access import Completed
 from support.clock import FakeClock
 from support.fleets import FleetStage
 from support.nodes import node_instance

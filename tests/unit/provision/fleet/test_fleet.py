@@ -32,8 +32,8 @@ from skyward.events import (
     Notice,
     SkywardEvent,
 )
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import InstanceState, Offer
-from skyward.provision.buying.ledger import Ledger
 from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider

@@ -35,10 +35,10 @@ from skyward.errors import (
     WorkerLostError,
 )
 from skyward.events import WorkerLost
+from skyward.fleet.fleet import NodeState
+from skyward.fleet.topology import HEAD
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.fleet import NodeState
-from skyward.provision.fleet.topology import HEAD
 from skyward.request.instance import InstanceSpec
 from support.faults import Fate, Fault
 from support.pools import Call, SimulatedPool, Ticket, simulated_time

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import PoolStateError, TerminationError
-from skyward.provision.buying.ledger import Ledger
+from skyward.ledger.ledger import Ledger
 from support.faults import Fault
 from support.pools import Call, SimulatedPool, simulated_time
 from support.simulation import simulate

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import RateLimitError
+from skyward.fleet.fleet import Member
+from skyward.fleet.machines import Machine, SharedLooks
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.fleet.fleet import Member
-from skyward.provision.fleet.machines import Machine, SharedLooks
 from skyward.testing.provider import FakeProvider, Fate
 from support.fleets import FleetStage
 from support.simulation import SimulatedClock, simulate

@@ -11,8 +11,8 @@ import pytest
 
 from skyward.errors import AuthenticationError, LedgerError, SkywardError, UnreachableError
 from skyward.events import Notice
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState
-from skyward.provision.buying.ledger import Ledger
 from skyward.testing.provider import Fate
 from support.fleets import FleetStage
 from support.simulation import SimulatedClock, simulate

@@ -13,8 +13,8 @@ import pytest
 
 from skyward.errors import FetchError, UnreachableError
 from skyward.events import Notice
-from skyward.provision.fleet.outputs import Outputs, fetch_files
-from skyward.provision.preparing.node_files import NodeFile, NodeListing
+from skyward.fleet.node_files import NodeFile, NodeListing
+from skyward.fleet.outputs import Outputs, fetch_files
 from skyward.request.image import Image
 from skyward.request.request import parse_request
 

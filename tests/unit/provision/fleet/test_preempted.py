@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from skyward.engine.running import Spending
 from skyward.errors import BudgetError, CapacityError, WorkerLostError
 from skyward.events import Error, InstancePreempted, Notice, WorkerLost
+from skyward.fleet.node_handle import open_node
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.preparing.node_handle import open_node
 from skyward.request.instance import InstanceSpec
+from skyward.scheduling.running import Spending
 from skyward.testing.provider import running
 from skyward.wire.control import Preempting, PreemptionLikely
 from support.faults import Fate, Fault

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from skyward.errors import ConfigurationError
+from skyward.fleet.topology import connected, joins, note_on_gangs, separation
 from skyward.providers.base import Offer
-from skyward.provision.fleet.topology import connected, joins, note_on_gangs, separation
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 

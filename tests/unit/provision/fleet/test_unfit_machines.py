@@ -14,9 +14,9 @@ import pytest
 
 from skyward.errors import AuthenticationError, BootstrapError, CapacityError, HostKeyError, UnreachableError
 from skyward.events import InstancePreempted, Notice
+from skyward.fleet.node_handle import NodeHandle
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider, Fate
 from skyward.wire.control import Ending, Preempting

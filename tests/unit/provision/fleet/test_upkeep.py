@@ -21,9 +21,9 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.events import Error
+from skyward.fleet.node_handle import NodeHandle
+from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.provision.buying.ledger import Ledger
-from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.wire.control import Ending
 from support.fleets import FleetStage, StagedFleet
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from packaging.requirements import Requirement
 
+from skyward.environment.image_mirror import choose, is_accelerators_build, public_version
+from skyward.environment.installed import Distribution
 from skyward.errors import ConfigurationError
-from skyward.provision.mirroring.image_mirror import choose, is_accelerators_build, public_version
-from skyward.provision.mirroring.installed import Distribution
 
 
 def environment(**versions: str) -> dict[str, Distribution]:

@@ -11,8 +11,8 @@ import pytest
 
 from skyward import ConfigurationError, Image
 from skyward.cli import main as command
-from skyward.provision.mirroring.image_mirror import mirror_environment
-from skyward.provision.mirroring.installed import InstalledDistributions, Origin
+from skyward.environment.image_mirror import mirror_environment
+from skyward.environment.installed import InstalledDistributions, Origin
 from skyward.request.checks import bare_url
 
 from .conftest import make_wheel

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from skyward import ConfigurationError, Image
-from skyward.provision.mirroring.image_mirror import mirror_environment
-from skyward.provision.mirroring.indexes import local_wheel, passable_index
-from skyward.provision.mirroring.installed import Distribution, Origin, installed_distributions
+from skyward.environment.image_mirror import mirror_environment
+from skyward.environment.indexes import local_wheel, passable_index
+from skyward.environment.installed import Distribution, Origin, installed_distributions
 
 from .conftest import make_wheel
 

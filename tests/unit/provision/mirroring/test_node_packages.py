@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import skyward as sky
 from skyward.api.node_packages import callers_names, with_environment
 from skyward.cli import main
-from skyward.provision.mirroring.image_mirror import lack_of, name_in
+from skyward.environment.image_mirror import lack_of, name_in
 from skyward.request.request import PoolRequest, parse_request
 
 from .conftest import make_site, make_wheel

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from skyward import Image
-from skyward.provision.mirroring.image_mirror import lack_of, with_all_missing
-from skyward.provision.mirroring.installed import installed_distributions
-from skyward.provision.mirroring.program_imports import LoadedNames, needs_of, needs_of_program, own_modules
+from skyward.environment.image_mirror import lack_of, with_all_missing
+from skyward.environment.installed import installed_distributions
+from skyward.environment.program_imports import LoadedNames, needs_of, needs_of_program, own_modules
 
 FILES = {
     "sky_main.py": """\

@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from skyward._concurrency.waiting import wait_until
+from skyward.base.waiting import wait_until
+from skyward.environment import bootstrap as module
+from skyward.environment import bootstrap as steps_module
+from skyward.environment.bootstrap import quote
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.provision.preparing import bootstrap as module
-from skyward.provision.preparing import bootstrap as steps_module
-from skyward.provision.preparing.bootstrap import quote
 from skyward.request.image import Image
 
 

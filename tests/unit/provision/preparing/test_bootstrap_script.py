@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from skyward.environment.bootstrap import STEPS, quote, render_bootstrap, render_env_file
 from skyward.errors import ConfigurationError
-from skyward.provision.preparing.bootstrap import STEPS, quote, render_bootstrap, render_env_file
 from skyward.request.image import Image
 
 HOSTILE = [

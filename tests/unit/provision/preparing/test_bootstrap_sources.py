@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from skyward.provision.preparing import bootstrap as module
-from skyward.provision.preparing.bootstrap import quote
+from skyward.environment import bootstrap as module
+from skyward.environment.bootstrap import quote
 from skyward.request.image import Image
 
 SECRET = "s3cret-passw0rd"

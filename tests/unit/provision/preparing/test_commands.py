@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from skyward.environment import bootstrap as commands
+from skyward.environment.bootstrap import let_in
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
-from skyward.provision.preparing import bootstrap as commands
-from skyward.provision.preparing.bootstrap import let_in
-from skyward.provision.preparing.node_handle import NodeHandle
-from skyward.transport.access import Completed
-from skyward.transport.ssh import SSHAccess
-from skyward.transport.ssh_config import SSHTarget
+from skyward.fleet.node_handle import NodeHandle
+from skyward.machine.access import Completed
+from skyward.machine.ssh import SSHAccess
+from skyward.machine.ssh_config import SSHTarget
 from support.nodes import node_instance
 from support.pools import simulated_time
 from support.simulation import simulate

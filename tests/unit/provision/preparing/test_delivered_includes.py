@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from skyward.environment.delivery import deliver_includes
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.provision.preparing.delivery import deliver_includes
+from skyward.machine.access import Completed
+from skyward.machine.local import LocalAccess, LocalTransport
 from skyward.request.image import Image
-from skyward.transport.access import Completed
-from skyward.transport.local import LocalAccess, LocalTransport
 
 
 class Node(LocalTransport):

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from skyward.provision.preparing.distribution import engine_pins, own_wheel
+from skyward.environment.distribution import engine_pins, own_wheel
 
 
 def names() -> set[str]:
@@ -21,7 +21,7 @@ def test_it_holds_all_that_runs_here_data_included_and_nothing_compiled() -> Non
     assert {
         "skyward/__init__.py",
         "skyward/node/supervisor/supervisor.py",
-        "skyward/provision/preparing/bootstrap.sh",
+        "skyward/environment/bootstrap.sh",
         "skyward/request/accelerators/catalogue.toml",
         "skyward_dask/skyward.yaml",
         "skyward_joblib/backend.py",

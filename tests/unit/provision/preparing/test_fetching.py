@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from skyward._concurrency.waiting import wait_until
-from skyward.engine.certificates import issue
+from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
+from skyward.fleet.node_handle import NodeHandle, NodeLoss
+from skyward.machine.access import Completed
 from skyward.node.supervisor.control_server import ControlServer
-from skyward.provision.preparing.node_handle import NodeHandle, NodeLoss
 from skyward.request.image import Image
-from skyward.transport.access import Completed
+from skyward.scheduling.certificates import issue
 from skyward.wire.control import Command, Ending, Fetch, Fetched, Ping, Pong, Report, Stop
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeReady

@@ -10,12 +10,12 @@ from typing import Any, cast
 import pytest
 
 from skyward.errors import UnreachableError
-from skyward.provision.preparing import node_logs as kept_logs
-from skyward.provision.preparing.node_logs import keep_logs
-from skyward.transport.access import Completed, Transport
-from skyward.transport.local import LocalAccess
-from skyward.transport.ssh import SSHAccess
-from skyward.transport.ssh_config import SSHTarget
+from skyward.fleet import node_logs as kept_logs
+from skyward.fleet.node_logs import keep_logs
+from skyward.machine.access import Completed, Transport
+from skyward.machine.local import LocalAccess
+from skyward.machine.ssh import SSHAccess
+from skyward.machine.ssh_config import SSHTarget
 
 SSH = SSHAccess(target=SSHTarget(host="h"), address="10.0.0.1", workdir="")
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from uv import find_uv_bin
 
+from skyward.environment import local_environment
+from skyward.environment.local_environment import is_satisfied, prepare_environment
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.provision.preparing import local_environment
-from skyward.provision.preparing.local_environment import is_satisfied, prepare_environment
+from skyward.machine.access import Completed
+from skyward.machine.local import LocalAccess, LocalTransport
 from skyward.request.image import Image
-from skyward.transport.access import Completed
-from skyward.transport.local import LocalAccess, LocalTransport
 
 
 @pytest.mark.parametrize(

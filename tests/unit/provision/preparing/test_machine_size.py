@@ -6,10 +6,10 @@ import os
 
 import pytest
 
+from skyward.fleet.machine_size import MachineSize, measure_machine, parse_size
+from skyward.machine.local import LocalAccess
 from skyward.node.supervisor.plan import memory_bytes
-from skyward.provision.preparing.machine_size import MachineSize, measure_machine, parse_size
 from skyward.request.instance import InstanceSpec
-from skyward.transport.local import LocalAccess
 
 GIB = 1 << 30
 BARE = "allowed 0-7\nonline 0-3\nmemory_kib 8388608\n"

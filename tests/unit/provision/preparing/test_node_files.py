@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from skyward.errors import FetchError
-from skyward.provision.preparing import node_files
-from skyward.provision.preparing.node_files import NodeFile, NodeFiles
-from skyward.transport.access import Completed
-from skyward.transport.local import LocalAccess, LocalTransport
+from skyward.fleet import node_files
+from skyward.fleet.node_files import NodeFile, NodeFiles
+from skyward.machine.access import Completed
+from skyward.machine.local import LocalAccess, LocalTransport
 
 
 class Meddled(LocalTransport):

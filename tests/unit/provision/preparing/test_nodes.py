@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from skyward.errors import BootstrapError, PoolStateError
+from skyward.fleet.node_handle import NodeHandle, open_node
+from skyward.machine.access import Access, Completed, Transport
+from skyward.machine.ssh import SSHAccess
+from skyward.machine.ssh_config import SSHTarget
 from skyward.providers.base import Instance, InstanceState
-from skyward.provision.preparing.node_handle import NodeHandle, open_node
 from skyward.request.image import Image
-from skyward.transport.access import Access, Completed, Transport
-from skyward.transport.ssh import SSHAccess
-from skyward.transport.ssh_config import SSHTarget
 from support.nodes import node_config, node_instance
 
 RUNNING = node_instance()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skyward.provision.preparing.sources import PackageSources, package_sources, pip_settings, written_settings
+from skyward.environment.sources import PackageSources, package_sources, pip_settings, written_settings
 from skyward.request.image import Image
 
 

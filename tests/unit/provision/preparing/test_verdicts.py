@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
+from skyward.environment.bootstrap import Environment
 from skyward.errors import BootstrapError, HostKeyError, RateLimitError, UnreachableError
+from skyward.fleet import node_handle as nodes
+from skyward.fleet.machines import SharedLooks
+from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node_setup import MachineStatus
+from skyward.machine.access import Access, Completed
+from skyward.machine.ssh import SSHAccess, SshTransport
+from skyward.machine.ssh_config import SSHTarget
+from skyward.market.choose import UnfitMachineError
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
-from skyward.provision.buying.choose import UnfitMachineError
-from skyward.provision.fleet.machines import SharedLooks
-from skyward.provision.fleet.node_setup import MachineStatus
-from skyward.provision.preparing import node_handle as nodes
-from skyward.provision.preparing.bootstrap import Environment
-from skyward.provision.preparing.node_handle import NodeHandle
 from skyward.testing.provider import FakeProvider
-from skyward.transport.access import Access, Completed
-from skyward.transport.ssh import SSHAccess, SshTransport
-from skyward.transport.ssh_config import SSHTarget
 from skyward.wire.control import Ending
 from support.clock import FakeClock
 from support.nodes import node_config, node_instance

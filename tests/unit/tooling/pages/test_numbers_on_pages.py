@@ -9,10 +9,10 @@ import pytest
 
 import skyward as sky
 from skyward.distributed import _gang
+from skyward.fleet import node_logs as kept_logs
+from skyward.ledger import ledger
+from skyward.ledger import ownership as pool_folder
 from skyward.providers import local
-from skyward.provision.buying import ledger
-from skyward.provision.buying import ownership as pool_folder
-from skyward.provision.preparing import node_logs as kept_logs
 
 DOCS = Path(__file__).parents[4] / "docs"
 WORDS = ["no", "one", "two", "three", "four", "five"]

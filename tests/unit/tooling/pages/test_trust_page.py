@@ -30,7 +30,7 @@ def test_every_folder_of_the_client_is_on_the_page() -> None:
 
 
 def test_hosts_that_are_asked_besides_vendors_are_on_the_page() -> None:
-    script = (ROOT / "src/skyward/provision/preparing/bootstrap.sh").read_text(encoding="utf-8")
+    script = (ROOT / "src/skyward/environment/bootstrap.sh").read_text(encoding="utf-8")
     fetched = re.findall(r"curl .*?https://([\w.]+)", script)
 
     assert fetched

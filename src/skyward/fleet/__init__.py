@@ -1,0 +1,1 @@
+"""The pool's fleet: its nodes, from launch to termination."""

@@ -1,0 +1,796 @@
+"""A pool's fleet: one coroutine per rank launches, prepares, starts, watches, replaces and terminates its node."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep, to_its_end
+from skyward.errors import (
+    AuthenticationError,
+    BudgetError,
+    CapacityError,
+    ConfigurationError,
+    PoolStateError,
+    SkywardError,
+    TerminationError,
+    UnreachableError,
+)
+from skyward.events import Error, InstancePreempted, Notice, SkywardEvent
+from skyward.fleet.machines import Machine, Machines
+from skyward.fleet.node_handle import NodeHandle, NodeListener, NodeLoss, open_node, unless_gone
+from skyward.fleet.node_setup import NodeSetup, OpenNode
+from skyward.fleet.topology import HEAD, joins, separation, service_out_of_reach
+from skyward.ledger.ledger import Ledger
+from skyward.ledger.sweep import reason_of
+from skyward.market.choose import UnfitMachineError
+from skyward.market.cost import CostReport
+from skyward.providers.base import Provider
+from skyward.request.request import PoolRequest
+from skyward.wire.control import Start
+from skyward.wire.frames import TlsIdentity
+
+T = TypeVar("T")
+
+_ATTEMPTS = 5
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_SETTLED_S = 60.0
+_BAR_S, _LONGEST_BAR_S = 12.0, 600.0
+_GRACE_S = 10.0
+"""Seconds after its announced end at which a preempted machine is given up."""
+_HOPELESS = (AuthenticationError, BudgetError, ConfigurationError, PoolStateError)
+_logger = logging.getLogger("skyward")
+
+
+class NodeState(enum.Enum):
+    """State of the present node of a rank."""
+
+    LAUNCHING = "launching"
+    """Its machine is being requested from the provider."""
+    PREPARING = "preparing"
+    """Its machine exists and is being started, reached and given its environment."""
+    STARTING = "starting"
+    """Its supervisor is being started; its ports are not chosen yet."""
+    JOINING = "joining"
+    """Its supervisor runs and waits for the order to start its workers, which names the head."""
+    READY = "ready"
+    """Its supervisor has that order: the engine uses the node."""
+    ENDING = "ending"
+    """Its machine is being terminated and may still bill."""
+
+
+_UP = (NodeState.JOINING, NodeState.READY)
+
+
+class FleetUser(Protocol):
+    """User of the nodes, such as the engine. Called on the event loop."""
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Expect nodes of these ranks: work may be planned for them."""
+        ...
+
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
+        """Give no new work to nodes of these ranks, which will go.
+
+        With ``comes_back``, calls bound to these ranks wait for the next nodes of the same ranks.
+        """
+        ...
+
+    async def attach(self, node: NodeHandle) -> None:
+        """Use a node; returns once its workers take calls. Raises when they do not."""
+        ...
+
+    async def drain(self, rank: int) -> None:
+        """Return once the node has no work left and may be ended."""
+        ...
+
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
+        """Give up a node that is gone; unless ``for_good``, another one of its rank will come. Idempotent.
+
+        If its provider took the machine back (``preempted``), calls that may be repeated are not charged for the loss.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One rank of the fleet, which may have one node after another.
+
+    Attributes:
+        rank: the rank.
+        state: state of its present node.
+        machine: its present machine; None before the launch and after a loss.
+        node: the node in use, or the lost one that is not replaced yet.
+        in_use: True while the engine uses its node.
+        wanted: False once it has to leave the fleet, or was given up.
+        leave: set once it has to leave.
+        up: done when its node is in use.
+        failures: number of recent failures in a row.
+        launching: order of its first machine, together with those of other ranks.
+        spare: launches and prepares the next machine of a preempted node; returns None if none could be launched.
+        task: its coroutine.
+        announced: the head and the fleet's size as last sent to its node.
+    """
+
+    rank: int
+    state: NodeState = NodeState.LAUNCHING
+    machine: Machine | None = None
+    node: NodeHandle | None = None
+    in_use: bool = False
+    wanted: bool = True
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    up: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    failures: int = 0
+    launching: asyncio.Task[Mapping[int, Machine]] | None = None
+    spare: asyncio.Task[Machine | None] | None = None
+    task: asyncio.Task[None] | None = None
+    announced: Start | None = None
+
+
+class Fleet:
+    """A pool's nodes, kept at the intended number from :meth:`start` to :meth:`stop`. Belongs to one event loop.
+
+    Args:
+        provider: the provider of the machines.
+        request: the pool's parameters.
+        pool_id: the pool's id.
+        tls: the certificates every node gets.
+        publish: receives the events of provisioning and shutdown; must not block.
+        on_node_message: receives the reports of the nodes; must not block.
+        ledger: where machines are recorded before they are requested.
+        clock: the time, for deadlines and cost.
+        open_node: makes the handle of a running machine.
+    """
+
+    _user: FleetUser
+
+    def __init__(
+        self,
+        provider: Provider,
+        request: PoolRequest,
+        *,
+        pool_id: str,
+        tls: TlsIdentity,
+        publish: Callable[[SkywardEvent], None],
+        on_node_message: NodeListener,
+        ledger: Ledger,
+        clock: Clock = SYSTEM_CLOCK,
+        open_node: OpenNode = open_node,
+    ) -> None:
+        self._request = request
+        self._pool_id = pool_id
+        self._publish = publish
+        self._clock = clock
+        self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
+        self._setup = NodeSetup(
+            provider,
+            request,
+            self._machines,
+            pool_id=pool_id,
+            tls=tls,
+            publish=publish,
+            on_node_message=on_node_message,
+            clock=clock,
+            open_node=open_node,
+        )
+        self._members: dict[int, Member] = {}
+        # Outlives the head, so that nodes wait for the next one only where it was in reach.
+        self._head_network: str | None = None
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._reported: Exception | None = None
+        self._failed_additions, self._barred_until = 0, -math.inf
+        self._closed = False
+
+    @property
+    def members(self) -> Mapping[int, Member]:
+        """The ranks that have, or will have, a node, and those that leave."""
+        return self._members
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """Ranks of the intended nodes. Thread-safe."""
+        return frozenset(member.rank for member in list(self._members.values()) if member.wanted)
+
+    @property
+    def nodes(self) -> tuple[NodeHandle, ...]:
+        """The nodes that were reached and are not being ended, by rank."""
+        machines = [member.machine for _, member in sorted(self._members.items())]
+        return tuple(machine.node for machine in machines if machine is not None and machine.node is not None)
+
+    def cost(self, now: float) -> CostReport:
+        """Return the cost of the fleet until ``now``, an ``elapsed`` reading of its clock in seconds."""
+        return CostReport(usages=tuple(machine.usage for machine in self._machines.all), now=now)
+
+    # --- opening, scaling, closing ----------------------------------------------------------------------------------
+
+    async def start(self, user: FleetUser) -> None:
+        """Bring the requested number of nodes up, have ``user`` use them, and keep that number from then on.
+
+        Unfit machines are exchanged, three at most for each rank. On any failure or cancellation, terminate every
+        machine and confirm it before the error is raised. Machines that cannot be confirmed gone raise
+        :class:`~skyward.errors.TerminationError`, with the first error in a note.
+        """
+        self._user = user
+        members = self._add_members(range(self._request.nodes))
+        self._spawn(self._setup.renew_secrets())
+        self._spawn(self._end_lost_machines())
+        try:
+            machines = await self._machines.launch([member.rank for member in members])
+            await _all_or_the_first_error(
+                {machine.rank: self._make_node(self._members[machine.rank], machine) for machine in machines}
+            )
+        except BaseException as error:
+            await _clean_up_after(error, self.stop())
+            raise
+        for member in members:
+            _succeed(member.up)
+            member.task = self._spawn(self._run_member(member))
+
+    def scale(self, size: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
+        """Grow or shrink the fleet to ``size`` nodes; the returned coroutine waits for it.
+
+        The intended size changes at once, so a later call overrides an earlier one and cancels its wait for a node
+        that is no longer needed.
+
+        Args:
+            size: the intended number of nodes.
+            drop: ranks that leave first.
+        """
+        if self._closed:
+            raise PoolStateError("the pool is closed")
+        if size > len(self.wanted) and (refusal := self._refusal()) is not None:
+            return _raise(refusal)
+        if HEAD not in self.wanted:  # it was given up; nodes in its reach are told of it again
+            self._grow(1)
+        surplus = len(self.wanted) - size
+        if surplus > 0:
+            for member in self._dispensable(drop)[:surplus]:
+                self._dismiss(member)
+        elif surplus < 0:
+            self._grow(-surplus)
+        self._announce()
+        members = self._members.values()
+        leaving = [member.task for member in members if not member.wanted and member.task is not None]
+        return _all_of([*leaving, *(member.up for member in members if member.wanted)])
+
+    def close(self) -> None:
+        """Add and replace no nodes from now on; the present ones stay as they are. Idempotent."""
+        self._closed = True
+        for member in self._members.values():
+            member.up.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Stop every supervisor, terminate every machine, confirm it. Idempotent; a cancellation waits for its end.
+
+        Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; their ledger
+        entries stay open, and another call retries.
+        """
+        await to_its_end(self._stop())
+
+    async def _stop(self) -> None:
+        self.close()
+        settling = asyncio.gather(*self._tasks, return_exceptions=True)
+        failure: TerminationError | None = None
+        while True:
+            # Healthy nodes end at once, those that come up meanwhile when the tasks have ended.
+            settled = settling.done()
+            await self._machines.settle_lost()
+            unended = self._machines.unended()
+            # A machine that does not end is named already: a second attempt would only take twice as long.
+            if {machine.instance.id for machine in unended} - set(failure.instance_ids if failure else ()):
+                try:
+                    await self._machines.end(unended)
+                    failure = None
+                except TerminationError as error:
+                    failure = error
+            if settled:
+                break
+            await settling
+        self._members.clear()
+        if failure is not None:
+            raise failure
+
+    def _refusal(self) -> Exception | None:
+        """Return the error for adding nodes now, after too many failures in a row: every attempt costs money."""
+        wait_s = self._barred_until - self._clock.monotonic()
+        if wait_s <= 0:
+            return None
+        return CapacityError(
+            f"the last {self._failed_additions} nodes could not be added; there will be no further attempt for "
+            f"{wait_s:.0f} s. The last error: {self._reported}"
+        )
+
+    def _add_members(self, ranks: Iterable[int]) -> Sequence[Member]:
+        members = [Member(rank) for rank in ranks]
+        self._members.update({member.rank: member for member in members})
+        self._user.expect([member.rank for member in members])
+        return members
+
+    def _grow(self, count: int) -> None:
+        free = [rank for rank in range(len(self._members) + count) if rank not in self._members]
+        members = self._add_members(free[:count])
+        launching = self._spawn(self._launch([member.rank for member in members]))
+        for member in members:
+            member.launching = launching
+            member.task = self._spawn(self._run_member(member))
+
+    def _dispensable(self, drop: Collection[int]) -> list[Member]:
+        """Order members by removal: those in ``drop``, those not in use yet, the highest ranks; never the head."""
+        members = [member for member in self._members.values() if member.wanted and member.rank != HEAD]
+        return sorted(members, key=lambda member: (member.rank not in drop, member.in_use, -member.rank))
+
+    def _dismiss(self, member: Member) -> None:
+        """Have a member leave the fleet: at once if its node is not in use yet, else once the node has no work left."""
+        member.wanted = False
+        self._user.retire((member.rank,))
+        member.up.cancel()
+        member.leave.set()
+        if not member.in_use and member.task is not None:
+            member.task.cancel()
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run ``work`` until :meth:`close`. It reports its own errors."""
+
+        def finish(task: asyncio.Task[T]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _logger.debug("task of pool %s failed: %s", self._pool_id, error)
+
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(finish)
+        return task
+
+    # --- the life of a member ---------------------------------------------------------------------------------------
+
+    async def _run_member(self, member: Member) -> None:
+        """Bring a node up, watch it, replace it after a loss, until its rank is given up or leaves the fleet.
+
+        Raises :class:`~skyward.errors.TerminationError` if it leaves and its machine may still exist.
+        """
+        try:
+            if member.node is not None or await self._add(member):
+                what = f"keeping node {member.rank}"
+                # Any failure starts it again: each of its steps is repeatable, and the nodes of other ranks go on.
+                await keep(
+                    lambda: self._outlive_nodes(member),
+                    what=what,
+                    report=lambda why: self._publish(Error(why)),
+                    clock=self._clock,
+                )
+        except asyncio.CancelledError:
+            if self._closed or not member.leave.is_set():
+                raise
+        if not member.leave.is_set() or self._closed:
+            return
+        if member.launching is not None:  # not cancelled: it launches other nodes too
+            await asyncio.wait([member.launching])
+        self._user.detach(member.rank, "the fleet was made smaller", for_good=True)
+        try:
+            await self._end(member)
+        except SkywardError as error:
+            self._report(f"node {member.rank} could not be ended", error)
+            raise
+        finally:
+            self._forget(member)
+
+    async def _add(self, member: Member) -> bool:
+        """Bring the first node of a new rank up; give the rank up if that fails."""
+        rank = member.rank
+        try:
+            await self._bring_up(member)
+        except Exception as error:
+            _unless_cancelled(error)
+            self._failed_additions += 1
+            if self._failed_additions >= _ATTEMPTS:
+                self._barred_until = self._clock.monotonic() + min(_LONGEST_BAR_S, _BAR_S * self._failed_additions)
+            self._report(f"node {rank} cannot be added", error)
+            self._give_up(member, f"node {rank} could not be added: {error}")
+            _fail(member.up, error)
+            return False
+        self._failed_additions = 0
+        _succeed(member.up)
+        return True
+
+    async def _outlive_nodes(self, member: Member) -> None:
+        while (node := member.node) is not None:
+            failures, member.failures = member.failures, member.failures + 1  # counted if this raises: it may buy
+            member.failures = await self._outlive(member, node, failures)
+
+    async def _outlive(self, member: Member, node: NodeHandle, failures: int) -> int:
+        """Wait for a node's loss and replace it; return the number of recent failures.
+
+        Without a replacement, :attr:`Member.node` is None afterwards.
+        """
+        rank, began = member.rank, self._clock.monotonic()
+        try:
+            loss = await self._watch(member, node)
+            member.in_use = False
+            if loss is None:
+                member.node = None
+                return failures
+            self._discard(member)
+            reason = f"node {rank} {'is preempted' if loss.preempted else 'is lost'}: {loss.reason}"
+            if not member.wanted:
+                self._user.detach(rank, reason, for_good=True, preempted=loss.preempted)
+                member.node = None
+                return failures
+            if loss.timed_out:
+                self._publish(Error(reason, node.instance.id))
+                self._give_up(member, reason)
+                return failures
+            if loss.preempted and not loss.announced:
+                self._publish(InstancePreempted(node.instance.id, rank, 0.0))
+            kind = Notice if loss.preempted else Error
+            self._publish(kind(f"{reason}; another takes its place", node.instance.id))
+            member.up = asyncio.get_running_loop().create_future()
+            self._user.detach(rank, reason, for_good=False, preempted=loss.preempted)
+            failures = _recent_failures(failures, loss, lasted_s=self._clock.monotonic() - began)
+            why, failures = await self._replace(member, failures)
+            if why:
+                reason = f"{reason}, and could not be replaced: {why}"
+                self._give_up(member, reason)
+                _fail(member.up, CapacityError(reason))
+            else:
+                _succeed(member.up)
+            return failures
+        finally:
+            await to_its_end(self._drop_spare(member))
+
+    async def _watch(self, member: Member, node: NodeHandle) -> NodeLoss | None:
+        """Return how a node was lost; None if its rank leaves the fleet, once the node has no work left.
+
+        A preempted node is given up when it has no work left, at the latest ``_GRACE_S`` after its announced end, while
+        its successor is launched and prepared. It may still run then.
+        """
+        gone, notice = asyncio.ensure_future(node.wait_gone()), asyncio.ensure_future(node.wait_notice())
+        leave = asyncio.ensure_future(member.leave.wait())
+        waiting: list[asyncio.Future[Any]] = [gone, notice, leave]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            preempted = not gone.done() and not leave.done()
+            if preempted:
+                if member.spare is None:
+                    member.spare = self._spawn(self._launch_spare(member))
+                self._user.retire((member.rank,), comes_back=True)
+                waiting.append(asyncio.ensure_future(self._drain(member.rank)))
+                waiting.append(asyncio.ensure_future(self._clock.sleep(notice.result() + _GRACE_S)))
+                await asyncio.wait({*waiting} - {notice}, return_when=asyncio.FIRST_COMPLETED)
+                if not gone.done() and not leave.done():
+                    return NodeLoss(reason="its provider takes its machine back", announced=True, preempted=True)
+            if not gone.done():
+                draining = asyncio.ensure_future(self._drain(member.rank))
+                waiting.append(draining)
+                await asyncio.wait((gone, draining), return_when=asyncio.FIRST_COMPLETED)
+                if not gone.done():
+                    return None
+            return replace(gone.result(), announced=True, preempted=True) if preempted else gone.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _drain(self, rank: int) -> None:
+        try:
+            await self._user.drain(rank)
+        except Exception as error:  # the node ends all the same: it costs money
+            _unless_cancelled(error)
+            self._report(f"node {rank} could not be drained", error)
+
+    async def _replace(self, member: Member, failures: int) -> tuple[str, int]:
+        """Bring another node up for a lost one.
+
+        Returns:
+            Why the rank has to be given up, empty if it has a node; and the number of recent failures.
+        """
+        rank, why = member.rank, "the nodes before it did not last either"
+        while failures < _ATTEMPTS:
+            await self._clock.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**failures) if failures > 1 else 0)
+            try:
+                await self._bring_up(member)
+            except _HOPELESS as error:
+                _unless_cancelled(error)
+                self._report(f"node {rank} cannot be replaced", error)
+                return reason_of(error), failures
+            except Exception as error:
+                _unless_cancelled(error)
+                self._report(f"node {rank} could not be replaced", error)
+                why = reason_of(error)
+                # Unfit machines cost money, and there were several: no further ones without an order of the user.
+                failures = _ATTEMPTS if isinstance(error, CapacityError) and error.attempts else failures + 1
+            else:
+                return "", failures
+        return why, failures
+
+    def _give_up(self, member: Member, reason: str) -> None:
+        member.wanted, member.node = False, None
+        self._forget(member)
+        self._user.detach(member.rank, reason, for_good=True)
+        if member.rank == HEAD:  # until there is a head again, every node is its own
+            self._head_network = ""
+            self._wake_waiters()
+        self._announce()
+
+    def _forget(self, member: Member) -> None:
+        if self._members.get(member.rank) is member:
+            del self._members[member.rank]
+
+    def _report(self, what: str, error: Exception) -> None:
+        if error is not self._reported:  # many nodes may fail with one error, which is reported once
+            self._reported = error
+            self._publish(Error(f"{what}: {error}"))
+
+    # --- one node: launch, prepare, start, join ---------------------------------------------------------------------
+
+    async def _bring_up(self, member: Member) -> None:
+        """Launch a machine and make it a node in use; on failure, terminate it and confirm that."""
+        try:
+            machine = await self._launch_for(member)
+            await self._make_node(member, machine)
+        except BaseException as error:
+            if member.wanted and not self._closed:  # else whoever cancelled this ends the machine
+                await _clean_up_after(error, self._end(member))
+            raise
+
+    async def _launch_for(self, member: Member) -> Machine:
+        """Return a machine for a rank: of the order it is part of, the spare one, or a new one."""
+        if member.launching is not None:
+            machines = await asyncio.shield(member.launching)
+            member.launching = None  # not before: an interrupted member waits for its machine, and ends it
+            return machines[member.rank]
+        if (spare := member.spare) is not None:
+            try:
+                machine = await asyncio.shield(spare)
+            finally:
+                if spare.done():
+                    member.spare = None
+            if machine is not None:
+                return machine
+        return (await self._launch([member.rank]))[member.rank]
+
+    async def _launch(self, ranks: Sequence[int]) -> Mapping[int, Machine]:
+        return {machine.rank: machine for machine in await self._machines.launch(ranks, beside=self._others(ranks))}
+
+    def _others(self, ranks: Collection[int]) -> list[Machine]:
+        """Return the present machines of all other ranks."""
+        members = [member for member in self._members.values() if member.rank not in ranks]
+        return [member.machine for member in members if member.machine is not None]
+
+    async def _launch_spare(self, member: Member) -> Machine | None:
+        """Launch and prepare the next machine of a rank; return None if none could be launched.
+
+        On cancellation and failure its machine is ended in the background.
+        """
+        rank, earlier = member.rank, len(self._machines.all)
+        machine: Machine | None = None
+        try:
+            machine = (await self._launch([rank]))[rank]
+            while not machine.prepared:
+                try:
+                    await self._prepare(machine)
+                except UnfitMachineError as error:
+                    machine = await self._exchange(machine, error)
+        except BaseException as error:
+            self._end_in_background(*self._machines.unended_of(rank, since=earlier))
+            if machine is not None or not isinstance(error, Exception):
+                raise
+            self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
+        return machine
+
+    async def _drop_spare(self, member: Member) -> None:
+        """End the spare machine of a rank in the background, unless it was used."""
+        spare, member.spare = member.spare, None
+        if spare is None:
+            return
+        spare.cancel()
+        await asyncio.wait([spare])
+        if not spare.cancelled() and spare.exception() is None and (machine := spare.result()) is not None:
+            self._end_in_background(machine)
+
+    async def _make_node(self, member: Member, machine: Machine) -> None:
+        """Make a node in use of a launched machine, or of another one as long as it is, or turns out, unfit."""
+        while True:
+            member.machine, member.state = machine, NodeState.PREPARING
+            try:
+                if not machine.prepared:
+                    await self._prepare(machine)
+                await self._start_node(member, machine)
+            except UnfitMachineError as error:
+                member.machine, member.state = None, NodeState.LAUNCHING
+                machine = await self._exchange(machine, error)
+            else:
+                return
+
+    async def _prepare(self, machine: Machine) -> None:
+        """Wait until a machine runs, reach it, and give it its environment.
+
+        Raises:
+            UnfitMachineError: the machine cannot become a node, for a fault of its own.
+        """
+        await self._machines.wait_running(machine)
+        node = self._setup.open(machine)
+        self._refuse_apart(machine)  # before the environment, which takes minutes
+        await self._setup.equip(machine, node)
+        machine.prepared = True
+
+    async def _start_node(self, member: Member, machine: Machine) -> None:
+        """Start the supervisor of a prepared machine, have it join, and have the engine use the node."""
+        node, rank = machine.node, member.rank
+        assert node is not None
+        self._refuse_apart(machine)
+        member.state = NodeState.STARTING
+        if rank == HEAD:
+            self._head_network = machine.instance.network
+            self._wake_waiters()  # nodes that turn out not to reach it
+        is_head = joins(rank, machine.instance.network, self._head_network) == rank
+        await self._setup.start(machine, node, len(self.wanted), head=is_head)
+        member.state, member.announced = NodeState.JOINING, None
+        self._wake_waiters()
+        await unless_gone(node, self._join(member, node))
+        member.state = NodeState.READY
+        if rank == HEAD:
+            self._announce()
+        try:
+            await unless_gone(node, self._user.attach(node))
+        except BaseException as error:
+            reason = str(error) if isinstance(error, UnfitMachineError) else "its workers did not answer"
+            self._user.detach(rank, reason, for_good=False)
+            raise
+        self._machines.unfit.forget(rank)  # later ones are counted from one
+        member.node, member.in_use = node, True
+
+    async def _exchange(self, machine: Machine, error: UnfitMachineError) -> Machine:
+        """Launch another machine in the place of an unfit one, which is ended in the background.
+
+        Raises :class:`~skyward.errors.CapacityError` after the last attempt, and the provider's errors.
+        """
+        self._machines.reject(machine, error)
+        self._end_in_background(machine)
+        return await self._machines.instead_of(machine, beside=self._others((machine.rank,)))
+
+    def _refuse_apart(self, machine: Machine) -> None:
+        """Raise if the nodes have to reach each other and do not, as far as their machines run."""
+        running = {other.rank: other.instance.network for other in self._others((machine.rank,)) if other.node}
+        running[machine.rank] = machine.instance.network
+        if self._request.one_network and (apart := separation(running)):
+            raise service_out_of_reach(self._request.service_name, apart)
+
+    # --- announcing the head and the fleet's size -------------------------------------------------------------------
+
+    def _wake_waiters(self) -> None:
+        """Wake every node that waits for its head."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _join(self, member: Member, node: NodeHandle) -> None:
+        """Send a node the order to start its workers; the head that it names has to run."""
+        while (order := self._order_for(member)) is None:
+            await self._changed.wait()
+        node.join(order)
+        member.announced = order
+
+    def _order_for(self, member: Member) -> Start | None:
+        """Return the order that tells a node its head and the fleet's size; None without a head."""
+        assert member.machine is not None
+        leader = joins(member.rank, member.machine.instance.network, self._head_network)
+        head = None if leader is None else self._members.get(leader)
+        if head is None or head.state not in _UP or head.machine is None or head.machine.node is None:
+            return None
+        node = head.machine.node
+        return Start(head_addr=node.address, total_nodes=len(self.wanted))
+
+    def _announce(self) -> None:
+        """Send the head and the size to every ready node that lacks them."""
+        for member in self._members.values():
+            if member.state is not NodeState.READY or member.machine is None or member.machine.node is None:
+                continue
+            order = self._order_for(member)
+            if order is None or order == member.announced:
+                continue
+            try:
+                member.machine.node.join(order)
+            except (UnreachableError, PoolStateError) as error:  # its own coroutine notices a lost node
+                _logger.debug("node %d did not receive a change of the fleet: %s", member.rank, error)
+            else:
+                member.announced = order
+
+    # --- terminating ------------------------------------------------------------------------------------------------
+
+    async def _end(self, member: Member) -> None:
+        """Stop the supervisor of a member, terminate its machines, confirm it. A cancellation waits for its end.
+
+        Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; termination is
+        retried every minute.
+        """
+        member.state = NodeState.ENDING
+        await to_its_end(self._end_machines(member))
+
+    async def _end_machines(self, member: Member) -> None:
+        await self._drop_spare(member)
+        machines = self._machines.unended_of(member.rank)
+        try:
+            await self._machines.end(machines)
+        finally:  # a machine that is not confirmed gone must not block its rank
+            member.machine, member.state = None, NodeState.LAUNCHING
+            self._end_in_background(*(machine for machine in machines if not machine.ended), reported=True)
+
+    def _discard(self, member: Member) -> None:
+        """End the machine of a lost node in the background; its rank may be launched again at once."""
+        machine, member.machine, member.state = member.machine, None, NodeState.LAUNCHING
+        if machine is not None:
+            self._end_in_background(machine)
+
+    def _end_in_background(self, *machines: Machine, reported: bool = False) -> None:
+        for machine in machines:
+            machine.has_rank = False
+            if not self._closed:  # :meth:`stop` ends all machines itself
+                self._spawn(self._machines.end_at_last(machine, reported=reported))
+
+    async def _end_lost_machines(self) -> None:
+        """End the machines that appear after their create calls counted as without effect."""
+        while True:
+            self._end_in_background(*await self._machines.appeared())
+
+
+async def _clean_up_after(error: BaseException, ending: Coroutine[Any, Any, None]) -> None:
+    try:
+        await ending
+    except TerminationError as left:
+        left.add_note(f"this was to clean up after {type(error).__name__}: {error}")
+        raise
+
+
+async def _all_or_the_first_error(work: Mapping[int, Coroutine[Any, Any, object]]) -> None:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            starting = {rank: tasks.create_task(coming_up) for rank, coming_up in work.items()}
+    except BaseExceptionGroup as group:
+        first, *others = group.exceptions
+        for other in others:
+            first.add_note(f"at the same time: {type(other).__name__}: {other}")
+        raise first from first.__cause__
+    # A task group treats a node's own CancelledError as success.
+    if cancelled := [rank for rank, task in starting.items() if task.cancelled()]:
+        raise SkywardError(f"nodes {cancelled} were cancelled while they were starting")
+
+
+def _recent_failures(failures: int, loss: NodeLoss, *, lasted_s: float) -> int:
+    """Return the number of recent failures after a loss: a preemption is none, a node that lasted ends their series."""
+    if lasted_s > _SETTLED_S:
+        return 0
+    return failures if loss.preempted else failures + 1
+
+
+def _unless_cancelled(error: Exception) -> None:
+    """Raise the cancellation that an error of its own clean-up has replaced."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+
+
+def _succeed(up: asyncio.Future[None]) -> None:
+    if not up.done():  # it was cancelled if the node is no longer intended
+        up.set_result(None)
+
+
+def _fail(up: asyncio.Future[None], error: Exception) -> None:
+    if not up.done():
+        up.set_exception(error)
+        up.exception()  # retrieved here, since it was published: asyncio logs unretrieved ones
+
+
+async def _raise(error: Exception) -> None:
+    raise error
+
+
+async def _all_of(waiting: Sequence[asyncio.Future[None]]) -> None:
+    await asyncio.gather(*map(asyncio.shield, waiting))

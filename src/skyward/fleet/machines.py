@@ -1,0 +1,661 @@
+"""Purchase and termination of machines; each is in the ledger before its request and until it is confirmed gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from typing import Any, cast
+
+from skyward.base.waiting import Clock, NotYet, to_its_end, wait_until
+from skyward.environment.delivery import Grants
+from skyward.errors import CapacityError, LedgerError, SkywardError, TerminationError, UnreachableError
+from skyward.events import (
+    Error,
+    InfraCreated,
+    InfraCreating,
+    InstanceLaunching,
+    InstancePreempted,
+    InstanceStopping,
+    Notice,
+    SkywardEvent,
+)
+from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.outputs import Outputs
+from skyward.fleet.topology import connected, note_on_gangs
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.termination import end_instances
+from skyward.market.choose import Attempt, Batch, UnfitMachineError, UnfitMachines, choose, notes_on_purchase
+from skyward.market.cost import Budget, Consent, Forecast, PriceLimit, Usage, expected_usages, notes_on_bill
+from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.providers.registry import provider_settings
+from skyward.request.request import PoolRequest
+
+OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
+"""States of a machine that is not, and will not be, a node."""
+_LOOK_S = 120.0
+"""Timeout of one describe() call; a later call may still succeed."""
+_LOOK_EVERY_S = 1.0
+_END_S = 30.0
+_AGAIN_S = 60.0
+_LIST_EVERY_S, _LIST_S = 30.0, 60.0
+_CERTAIN_S = 600.0
+"""Time after which a machine that is not listed was certainly never made, however late its provider lists it."""
+_logger = logging.getLogger("skyward")
+
+
+@dataclass(slots=True, eq=False)
+class Machine:
+    """One machine that the fleet has had.
+
+    Attributes:
+        rank: the rank it was launched for.
+        instance: the provider's record of it.
+        usage: its billed time.
+        ready_by: ``monotonic`` reading of the clock by which a sound machine admits a login.
+        node: the handle of its node; None until it was reached.
+        prepared: True once it has its environment.
+        has_rank: False once it was found unfit, or its node was lost: it is ended in the background.
+        end_tried: set after the first attempt to end it.
+    """
+
+    rank: int
+    instance: Instance
+    usage: Usage
+    ready_by: float = math.inf
+    node: NodeHandle | None = None
+    prepared: bool = False
+    has_rank: bool = True
+    end_tried: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ended(self) -> bool:
+        """True once it is confirmed gone."""
+        return self.usage.ended_at is not None
+
+    def end(self, now: float) -> None:
+        """Mark it as confirmed gone at ``now``."""
+        self.usage = replace(self.usage, ended_at=now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateCall:
+    """A create call of one machine.
+
+    Attributes:
+        rank: rank of the node for which it was made.
+        began: ``elapsed`` reading of the clock before the call.
+    """
+
+    rank: int
+    began: float
+
+
+@dataclass(slots=True, eq=False)
+class _Look:
+    """One call of ``describe``: ids requested so far, callers that wait for it, and the task that performs it."""
+
+    ids: list[str] = field(default_factory=list[str])
+    waiting: int = 0
+    task: asyncio.Task[Mapping[str, Instance]] | None = None
+
+
+class SharedLooks:
+    """Present records of machines; any number of callers cost one call of ``describe`` an interval.
+
+    Requests that arrive before a call begins are part of it. An error of a call reaches every caller that waits for it,
+    and nobody else. Belongs to the event loop.
+
+    Args:
+        provider: the provider of the machines; its own pace counts where that is slower than a call a second.
+        clock: the time between two calls.
+    """
+
+    def __init__(self, provider: Provider, *, clock: Clock) -> None:
+        self._provider = provider
+        self._clock = clock
+        self._interval_s = max(_LOOK_EVERY_S, provider.look_interval_s)
+        self._due_at = -math.inf
+        self._next: _Look | None = None
+
+    async def at(self, instance_id: str) -> Instance:
+        """Return a record of the machine that is read after this call. Raises the provider's errors."""
+        look = self._next
+        if look is None:
+            look = self._next = _Look()
+            look.task = asyncio.ensure_future(self._perform(look))
+        assert look.task is not None
+        look.ids.append(instance_id)
+        look.waiting += 1
+        try:
+            seen = await asyncio.shield(look.task)  # the other callers' too
+        finally:
+            look.waiting -= 1
+            if not look.waiting and not look.task.done():
+                await self._abandon(look, look.task)
+        return seen[instance_id]
+
+    async def _perform(self, look: _Look) -> Mapping[str, Instance]:
+        if (early_s := self._due_at - self._clock.monotonic()) > 0:
+            await self._clock.sleep(early_s)
+        self._next = None  # later requests are the next call's, even if this one never returns
+        self._due_at = self._clock.monotonic() + self._interval_s
+        ids = list(dict.fromkeys(look.ids))
+        return dict(zip(ids, await self._provider.describe(ids), strict=True))
+
+    async def _abandon(self, look: _Look, task: asyncio.Task[Mapping[str, Instance]]) -> None:
+        """End a call without a waiting caller: it may never return."""
+        if self._next is look:
+            self._next = None
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+class Machines:
+    """Purchase and termination of a pool's machines.
+
+    Attributes:
+        all: every machine so far, including those of a launch that failed halfway.
+        grants: their access to the pool's volumes.
+        looks: their present records.
+        unfit: those bought in vain.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        request: PoolRequest,
+        *,
+        pool_id: str,
+        publish: Callable[[SkywardEvent], None],
+        ledger: Ledger,
+        clock: Clock,
+    ) -> None:
+        self.all: list[Machine] = []
+        self.grants, self._outputs = Grants(provider, request), Outputs(request, pool_id, publish)
+        self.looks = SharedLooks(provider, clock=clock)
+        self.unfit = UnfitMachines()
+        self._provider = provider
+        self._request = request
+        self._pool_id = pool_id
+        self._publish = publish
+        self._ledger = ledger
+        self._clock = clock
+        self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
+        self._price_limit = PriceLimit.of(request)
+        self._consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
+        self._noted: set[str] = set()
+        self._coming: list[list[Usage]] = []
+        # Create calls whose outcome is unknown: their machines may still be listed, and must end then.
+        self._lost: dict[str, CreateCall] = {}
+        self._lost_some = asyncio.Event()
+
+    @property
+    def _usages(self) -> list[Usage]:
+        """Usages of existing machines and of requested ones."""
+        return [*(machine.usage for machine in self.all), *chain.from_iterable(self._coming)]
+
+    def unended(self) -> list[Machine]:
+        """Return the machines that are not confirmed gone."""
+        return [machine for machine in self.all if not machine.ended]
+
+    def unended_of(self, rank: int, *, since: int = 0) -> list[Machine]:
+        """Return the machines of a rank that may exist; only those after the first ``since`` of :attr:`all`."""
+        return [each for each in self.all[since:] if each.rank == rank and each.has_rank and not each.ended]
+
+    async def launch(self, ranks: Sequence[int], *, beside: Iterable[Machine] = ()) -> Sequence[Machine]:
+        """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
+
+        Raises the provider's errors. Machines created until then are among ``all``.
+        """
+        self._publish(InfraCreating())
+        await self.grants.check()
+        offers = await self._provider.offers(self._request)
+        has = [machine.instance.offer for machine in beside]
+        total = len(ranks) + len(has)
+        offers = connected(offers, self._request, nodes=total)
+        choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
+        bought = [machine.instance for machine in self.all]
+        batches = self._price_limit.among(choice.batches, bought, provider=self._provider.name)
+        batches = self._budget.afford(batches, self._usages, self._clock.elapsed(), provider=self._provider.name)
+        batches = await self._consent.given(batches, has, provider=self._provider.name)
+        apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self._provider.name)
+        for note in (choice.note, apart, *(batch.offers[0].note for batch in batches)):
+            self._notice(note)
+        self._publish(InfraCreated(batches[0].offers[0].region))
+        launched: list[Machine] = []
+        coming = [*expected_usages(batches, self._clock.elapsed())]
+        self._coming.append(coming)
+        try:
+            for index, batch in enumerate(batches, 1):
+                ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
+                lasts_s = partial(self._lasts_s, batch.nodes, batches[index:], coming)
+                launched += await self._buy(batch, ours, lasts_s)
+                del coming[: batch.nodes]
+        finally:
+            self._coming = [each for each in self._coming if each is not coming]
+        return launched
+
+    def timeout_s(self, *, age_s: float = 0.0) -> float:
+        """Return the hard cap on a node's remaining life, in seconds.
+
+        It is the rest of the pool's ``timeout`` at that age, or less if ``max_cost`` allows less.
+        """
+        return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(self._usages, self._clock.elapsed()))
+
+    def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
+        """Return the seconds for which so many machines of an offer may live; 0 if a limit of cost or price forbids it.
+
+        They replace the usages in ``instead``, which were expected.
+        """
+        now = self._clock.elapsed()
+        others = [machine.usage for machine in self.all]
+        others += chain.from_iterable(each for each in self._coming if each is not instead)
+        usages = [*others, *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
+        if not self._price_limit.allows(offer.price_per_hour) or not self._budget.covers(usages, now):
+            return 0.0
+        return min(self._request.timeout_s, self._budget.cap_s(usages, now))
+
+    async def wait_running(self, machine: Machine) -> None:
+        """Return once the machine runs and its address is known.
+
+        Raises:
+            UnfitMachineError: it ended instead, did not run in time, or costs more than ``max_price_per_hour``.
+        """
+        self._check_price(machine)
+        if machine.instance.state is InstanceState.RUNNING and machine.instance.access is not None:
+            return
+        try:
+            seen = await wait_until(
+                lambda: self._look(machine.instance.id),
+                deadline_s=self.left_s(machine),
+                interval_s=1.0,
+                what=f"{self._provider.name} to run it",
+                clock=self._clock,
+            )
+        except UnreachableError as error:
+            limit_s = machine.instance.offer.ready_within_s
+            raise UnfitMachineError(f"did not run within {limit_s:g} s of its launch ({error})") from error
+        if isinstance(seen, Exception):
+            raise seen
+        await self.observe(machine, seen)
+        self._check_price(machine)
+
+    async def observe(self, machine: Machine, seen: Instance) -> None:
+        """Take over a fresh record of a machine. A price that is read back counts from the launch."""
+        before = machine.instance
+        known = before.price_per_hour
+        if seen.end_check and not before.end_check:  # its outcome is recorded
+            seen = replace(seen, end_check=(), ends_itself=before.ends_itself)
+        machine.instance = seen if seen.price_per_hour is not None else replace(seen, price_per_hour=known)
+        if machine.instance.price_per_hour != known:
+            machine.usage = machine.usage.charged(seen.price_per_hour)
+            await asyncio.to_thread(self._ledger.record, [seen])
+            self._note_bill([seen])
+
+    async def note_end(self, machine: Machine, *, may_end: bool) -> None:
+        """Record the outcome of a machine's end check, which counts from then on instead of its provider's word."""
+        claimed = machine.instance.ends_itself
+        machine.instance = replace(machine.instance, end_check=(), ends_itself=claimed and may_end)
+        try:
+            await asyncio.to_thread(self._ledger.record, [machine.instance])
+        except LedgerError as error:  # it counts there as one that cannot, until this is recorded
+            _logger.warning("%s; until then the next pool's opening looks for machines that end themselves", error)
+
+    def _check_price(self, machine: Machine) -> None:
+        if excess := self._price_limit.excess(machine.instance):
+            raise UnfitMachineError(excess)
+
+    def _note_bill(self, instances: Iterable[Instance]) -> None:
+        for note in notes_on_bill(self._provider.name, instances):
+            self._notice(note)
+
+    def left_s(self, machine: Machine) -> float:
+        """Return the seconds within which the machine must admit a login."""
+        return max(0.0, machine.ready_by - self._clock.monotonic())
+
+    def reject(self, machine: Machine, error: UnfitMachineError) -> None:
+        """Record that a machine cannot become a node; its host is avoided from now on.
+
+        The caller ends it in the background, and launches another with :meth:`instead_of`.
+
+        Raises:
+            CapacityError: no other may be bought for its rank; lists all attempts.
+        """
+        usage, instance = machine.usage, machine.instance
+        cost = None if usage.price_per_hour is None else usage.cost(self._clock.elapsed())
+        attempt = Attempt(instance=instance, reason=error.reason, cost=cost, preempted=error.preempted)
+        self.unfit.add(machine.rank, attempt)
+        outcome = self.unfit.outcome(machine.rank)
+        if error.preempted:
+            self._publish(InstancePreempted(instance.id, machine.rank, 0.0))
+        self._publish(Notice(f"{attempt}; {outcome or 'no other is bought'}", instance.id))
+        if not outcome:
+            exhausted = self.unfit.exhausted(machine.rank)
+            self.unfit.forget(machine.rank)
+            raise exhausted from error
+
+    async def instead_of(self, machine: Machine, *, beside: Iterable[Machine]) -> Machine:
+        """Launch another machine for the rank of a rejected one, once that one's termination was requested.
+
+        Raises the provider's errors, with the earlier attempts for the rank in a note.
+        """
+        with suppress(TimeoutError):  # the order to terminate is sent by then, and a node need not wait for its effect
+            async with asyncio.timeout(_END_S):
+                await machine.end_tried.wait()
+        try:
+            (other,) = await self.launch([machine.rank], beside=beside)
+        except Exception as error:
+            for attempt in self.unfit.attempts(machine.rank):
+                error.add_note(f"before that: {attempt}")
+            raise
+        return other
+
+    async def end(self, machines: Sequence[Machine]) -> None:
+        """Stop the nodes on the machines, terminate the machines, confirm it.
+
+        Raises:
+            TerminationError: some may still exist; the ledger keeps their entries, and another call retries.
+        """
+        if not machines:
+            return
+        for machine in machines:
+            self._publish(InstanceStopping(machine.instance.id))
+        await self._outputs.rescue_and_stop([machine.node for machine in machines if machine.node is not None])
+        try:
+            ids = [machine.instance.id for machine in machines]
+            await end_instances(self._provider, ids, report=self._notice, clock=self._clock)
+        except TerminationError as error:
+            await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
+            raise
+        finally:
+            for machine in machines:
+                machine.end_tried.set()
+        await self._note_ended(machines)
+
+    async def end_at_last(self, machine: Machine, *, reported: bool = False) -> None:
+        """End a machine that has no rank any more; retry every minute, because it costs money until it is gone.
+
+        Args:
+            machine: the machine.
+            reported: True if a first attempt has failed and was reported by the caller.
+        """
+        while not machine.ended:
+            try:
+                if not reported:
+                    await self.end([machine])
+            except TerminationError as error:
+                self._publish(Error(str(error), machine.instance.id))
+            reported = False
+            if not machine.ended:
+                await self._clock.sleep(_AGAIN_S)
+
+    async def appeared(self) -> Sequence[Machine]:
+        """Wait for machines of lost create calls to be listed, and return them; they have no rank, and are to end."""
+        while True:
+            await self._lost_some.wait()
+            await self._clock.sleep(_LIST_EVERY_S)
+            try:
+                machines = await self._take_listed()
+            except Exception as error:  # it is looked for again
+                _logger.debug("%s does not list its machines: %r", self._provider.name, error)
+            else:
+                if machines:
+                    return machines
+
+    async def settle_lost(self) -> None:
+        """Look for the machines of lost create calls once more; take in those that exist, forget the others.
+
+        Machines of recent calls may still come. The entries of calls that cannot be settled stay in the ledger, for a
+        sweep.
+        """
+        made_by = self._clock.elapsed() - _CERTAIN_S
+        try:
+            await self._take_listed()
+            if self._provider.supports("tagged"):
+                never_made = [key for key, create in self._lost.items() if create.began <= made_by]
+                self._forget_lost(never_made)
+                await asyncio.to_thread(self._ledger.close, never_made)
+        except Exception as error:
+            _logger.warning(
+                "%s: machines of create calls without an answer may exist: run `skyward sweep` later. Last error: %s",
+                self._provider.name,
+                error,
+            )
+
+    async def _take_listed(self) -> Sequence[Machine]:
+        """Add the machines of lost create calls that are listed now: they have cost money since their create calls.
+
+        Raises the provider's errors, and :class:`TimeoutError`.
+        """
+        if not self._lost or not self._provider.supports("tagged"):
+            return ()
+        async with asyncio.timeout(_LIST_S):
+            listed = [each for each in await self._provider.tagged() if each.key in self._lost]
+        machines = [_machine(self._lost[each.key], each, self._clock) for each in listed]
+        self._forget_lost([each.key for each in listed])
+        for machine in machines:
+            machine.has_rank = False
+            name = machine.instance.id
+            self._publish(Notice(f"machine {name} of a create call without an answer has appeared: it is ended", name))
+        self.all += machines
+        try:
+            await asyncio.to_thread(self._ledger.record, listed)
+        except LedgerError as error:  # they end all the same, and the search for others goes on
+            _logger.warning("machines that appeared late are not recorded, and are ended: %s", error)
+        return machines
+
+    def _forget_lost(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._lost.pop(key, None)
+        if not self._lost:
+            self._lost_some.clear()
+
+    def _lose(self, creates: Mapping[str, CreateCall]) -> None:
+        """Have the machines of these create calls looked for, unless they are known."""
+        known = {machine.instance.key for machine in self.all}
+        self._lost |= {key: create for key, create in creates.items() if key not in known}
+        if self._lost:
+            self._lost_some.set()
+
+    async def _note_ended(self, machines: Sequence[Machine]) -> None:
+        now = self._clock.elapsed()
+        try:
+            await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
+        except LedgerError as error:  # the machines are gone, only their entries stay open
+            _logger.warning("%s; until then `skyward ls` lists machines that are gone", error)
+        for machine in machines:  # after the ledger, so that a cancellation in between repeats both
+            machine.end(now)
+
+    async def _look(self, instance_id: str) -> Instance | Exception | NotYet:
+        """Return a running machine, or the error that ends the wait; the deadline's error is another."""
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                seen = await self.looks.at(instance_id)
+        except TimeoutError:
+            return NotYet("no answer")
+        except Exception as error:
+            return error
+        if seen.state in OVER:
+            why = seen.state.value + (f" ({seen.reason})" if seen.reason else "")
+            return UnfitMachineError(f"did not run: it is {why}", preempted=seen.preempted)
+        if seen.state is InstanceState.RUNNING and seen.access is not None:
+            return seen
+        return NotYet(seen.state.value)
+
+    async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
+        """Launch machines of a batch, with the retries of its strategy."""
+        asked = batch.offers[0]
+        self._publish(_launching(self._provider, self._request, asked, len(ranks), self._consent.forecast))
+        buying, began = asyncio.current_task(), self._clock.monotonic()
+        for left in range(batch.retries, -1, -1):
+            work = self._create(batch.offers, ranks, lasts_s, lambda: buying is not None and buying.cancelling() > 0)
+            try:
+                launched = await to_its_end(work)
+            except CapacityError as error:
+                if not left:
+                    tried_s = self._clock.monotonic() - began
+                    raise _refused(error, batch, tried_s, own=self._provider.own_machines) from error
+                await self._clock.sleep(batch.interval_s)
+            else:
+                for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
+                    self._notice(note)
+                self._note_bill(machine.instance for machine in launched)
+                return launched
+        raise AssertionError("unreachable")
+
+    async def _create(
+        self,
+        offers: Sequence[Offer],
+        ranks: Sequence[int],
+        lasts_s: Callable[[Offer], float],
+        interrupted: Callable[[], bool],
+    ) -> Sequence[Machine]:
+        """Launch machines of the first of ``offers`` that the provider can serve."""
+        purchase = _purchase(self._pool_id, self._provider, offers[0])
+        creates = await self._reserve(ranks, purchase)
+        order = self._order(creates, purchase, offers, lasts_s, interrupted)
+        try:
+            instances = await self._provider.launch(offers, order)
+        except REFUSALS:
+            await asyncio.to_thread(self._ledger.close, [key for key in creates if key not in self._lost])
+            raise
+        except Exception as error:
+            if isinstance(error, TerminationError):
+                await self._take_over(error.instance_ids, creates)
+            self._lose(creates)
+            raise
+        made = [_machine(creates[each.key], each, self._clock) for each in instances]
+        self.all += made
+        await asyncio.to_thread(self._ledger.record, instances)
+        if len(instances) < len(ranks):
+            self._lose(creates)
+            raise SkywardError(
+                f"{self._provider.name} launched {len(instances)} of {len(ranks)} machines without an error; "
+                "this is a fault of the provider's adapter, please report it"
+            )
+        return made
+
+    def _order(
+        self,
+        creates: dict[str, CreateCall],
+        purchase: Purchase,
+        offers: Sequence[Offer],
+        lasts_s: Callable[[Offer], float],
+        interrupted: Callable[[], bool],
+    ) -> LaunchOrder:
+        """Return the order of machines with these create calls, to which those that repeat them are added."""
+        shortest_s = max(1.0, min(map(lasts_s, offers)))
+
+        def unseen(key: str) -> None:
+            self._lose({key: creates[key]})
+
+        async def renew(key: str, reason: str) -> str:
+            if interrupted():
+                raise UnreachableError(f"{reason}; another is not created, since the pool ends")
+            self._notice(f"{reason}: another is created. If the first one appears after all, it is ended")
+            (other,) = added = await self._reserve([creates[key].rank], purchase)
+            creates.update(added)
+            return other
+
+        def undone(instance: Instance) -> None:
+            _add_ended(self.all, _machine(creates[instance.key], instance, self._clock), self._clock)
+
+        return LaunchOrder(
+            pool_id=self._pool_id,
+            keys=tuple(creates),
+            timeout_s=shortest_s,
+            allowance=lasts_s,
+            one_network=self._request.one_network,
+            avoid=frozenset(self.unfit.hosts),
+            undone=undone,
+            unseen=unseen,
+            renew=renew,
+        )
+
+    async def _reserve(self, ranks: Sequence[int], purchase: Purchase) -> dict[str, CreateCall]:
+        """Write an entry for the machine of each rank; return their create calls, by ledger key."""
+        keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
+        await asyncio.to_thread(self._ledger.reserve, keys, purchase)
+        began = self._clock.elapsed()
+        return {key: CreateCall(rank=rank, began=began) for key, rank in keys.items()}
+
+    async def _take_over(self, left: Sequence[str], creates: Mapping[str, CreateCall]) -> None:
+        """Take over machines of an order that could not be undone: they count, and end with their rank's others."""
+        if not left:
+            return
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                seen = await self._provider.describe(left)
+            ours = [each for each in seen if each.key in creates and each.state is not InstanceState.GONE]
+            self.all += [_machine(creates[each.key], each, self._clock) for each in ours]
+            await asyncio.to_thread(self._ledger.record, ours)
+        except Exception as error:  # the ledger has their keys: they are looked for later
+            _logger.warning("%s gives no records of %s: %s", self._provider.name, ", ".join(left), error)
+
+    def _notice(self, message: str) -> None:
+        """Publish a message unless it was published before."""
+        if message and message not in self._noted:
+            self._noted.add(message)
+            self._publish(Notice(message))
+
+
+def _machine(create: CreateCall, instance: Instance, clock: Clock) -> Machine:
+    """Return the record of a machine that was requested by ``create``, and answered now."""
+    ready_by = clock.monotonic() + instance.offer.ready_within_s
+    usage = Usage.of(instance.offer, create.began).charged(instance.price_per_hour)
+    return Machine(rank=create.rank, instance=instance, usage=usage, ready_by=ready_by)
+
+
+def _launching(
+    provider: Provider, request: PoolRequest, offer: Offer, count: int, forecast: Forecast
+) -> InstanceLaunching:
+    at_most = forecast.most(offer, count)
+    return InstanceLaunching(
+        count,
+        offer.spec.name,
+        cast("Any", provider.name),
+        region=offer.region,
+        spot=offer.spot,
+        price_per_hour=offer.price_per_hour,
+        workers_per_node=request.workers_per_node,
+        cpu_per_worker=request.cpu,
+        memory_gib_per_worker=request.memory_gib,
+        accelerator=offer.spec.accelerator or "",
+        accelerators=offer.spec.accelerator_count,
+        accelerators_asked=request.accelerator.count if request.accelerator else 0,
+        at_most=None if math.isinf(at_most) else at_most,
+    )
+
+
+def _purchase(pool_id: str, provider: Provider, offer: Offer) -> Purchase:
+    return Purchase(
+        pool_id=pool_id,
+        provider=provider.name,
+        settings=provider_settings(provider),
+        region=offer.region,
+        machine=offer.spec.name,
+        spot=offer.spot,
+        price_per_hour=offer.price_per_hour,
+        ends_itself=provider.own_machines,  # of others it is known once they are launched
+        minimum_billed_s=offer.minimum_billed_s,
+        minimum_charge=offer.minimum_charge,
+    )
+
+
+def _add_ended(machines: list[Machine], machine: Machine, clock: Clock) -> None:
+    """Add a machine of a failed order, which is gone again: it has cost money."""
+    machine.end(clock.elapsed())
+    machines.append(machine)
+
+
+def _refused(error: CapacityError, batch: Batch, tried_s: float, *, own: bool) -> CapacityError:
+    tries = f"for {tried_s:.0f} s, " if batch.retries else ""
+    advice = "" if own else f"; {batch.advice}"  # one's own hosts are no market, and their error names the next step
+    return CapacityError(f"{tries}{error}{advice}")

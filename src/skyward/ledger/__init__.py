@@ -1,0 +1,1 @@
+"""The ledger of machines: what was created, who owns it, how it ends."""

@@ -1,0 +1,1 @@
+"""Access to machines: commands, files and connections."""

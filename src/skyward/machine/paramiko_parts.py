@@ -1,0 +1,251 @@
+"""Private parts of paramiko in use. paramiko itself is imported on use.
+
+``tests/unit/machine/test_paramiko_internals.py`` fails when one of them changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+
+if TYPE_CHECKING:
+    import paramiko
+    from paramiko.buffered_pipe import BufferedPipe
+
+    from skyward.machine.ssh_login import LiveSocket
+
+WINDOW_BYTES: Final = 4 << 20
+"""Bytes that the machine may send on a channel before this side acknowledges them."""
+
+RSA_SIGNATURES: Final = ("rsa-sha2-512", "rsa-sha2-256")
+"""Algorithms for host keys of the type ``ssh-rsa``, whose own one, with SHA-1, is refused."""
+
+_LOGGER: Final = "skyward.machine.paramiko"
+_OPEN_TIMEOUT_S = 60.0
+_READ_BYTES = 1 << 20
+
+
+Client: TypeAlias = "paramiko.Transport"
+"""Connection on which the user is logged in."""
+
+Channel: TypeAlias = "paramiko.Channel"
+"""One stream of a connection."""
+
+
+class StaleConnectionError(Exception):
+    """End of the connection before the machine opened a channel: nothing was requested of it yet."""
+
+
+class RefusedSessionError(Exception):
+    """Refusal of one more command on this connection, for now or for good."""
+
+
+def open_channel(
+    client: Client, kind: str, destination: tuple[str, int] | None = None, *, timeout_s: float = _OPEN_TIMEOUT_S
+) -> Channel:
+    """Request a channel, and wait for it.
+
+    Raises:
+        RefusedSessionError: the machine allows no further command.
+        StaleConnectionError: the connection has ended.
+        Exception: paramiko's own exceptions, in all other cases.
+    """
+    origin = None if destination is None else ("127.0.0.1", 0)
+    try:
+        return client.open_channel(kind, destination, origin, window_size=WINDOW_BYTES, timeout=timeout_s)
+    except Exception as error:
+        # Not by the type of the exception: of two channels refused at once, paramiko gives a reason for one only.
+        if client.is_active() and kind == "session":
+            raise RefusedSessionError("the machine allows no further command on this connection") from error
+        if client.is_active():
+            raise
+        raise StaleConnectionError(str(error)) from error
+
+
+class ChannelBuffer:
+    """Replacement of a channel's buffer (``in_buffer`` or ``in_stderr_buffer``) that delivers in paramiko's thread.
+
+    paramiko may still be filling the buffer that was there before. That one is read until the first bytes arrive here.
+
+    Args:
+        stock: the replaced buffer.
+        deliver: receives all bytes in order; must neither block nor use the channel.
+        end: called at the end of the stream or the channel, also repeatedly; under the same conditions.
+        wake: requests a call of :meth:`drain` in another thread, soon.
+    """
+
+    def __init__(
+        self,
+        stock: BufferedPipe[bytes],
+        *,
+        deliver: Callable[[bytes], None],
+        end: Callable[[], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._stock: BufferedPipe[bytes] | None = stock
+        self._deliver = deliver
+        self._end = end
+        self._wake = wake
+        self._lock = threading.RLock()  # reentrant: `feed` and `close` drain first
+
+    def drain(self) -> None:
+        """Deliver the bytes in the replaced buffer."""
+        with self._lock:
+            while self._stock is not None:
+                try:
+                    data = self._stock.read(_READ_BYTES, 0.0)
+                except OSError:
+                    return
+                if data:
+                    self._deliver(data)
+                else:
+                    self._stock = None
+                    self._end()
+
+    def feed(self, data: bytes) -> None:
+        """Deliver ``data``; called by paramiko."""
+        with self._lock:
+            self.drain()
+            self._stock = None
+            self._deliver(data)
+
+    def close(self) -> None:
+        """End the stream; called by paramiko, also repeatedly."""
+        with self._lock:
+            self.drain()
+            self._stock = None
+            self._end()
+
+    def read(self, nbytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
+        """Return ``nbytes`` zeros: ``recv`` opens the window by their number, its only purpose here."""
+        return bytes(nbytes)
+
+    def set(self) -> None:
+        """Request :meth:`drain`: bytes came into the replaced buffer. Part of its event's interface."""
+        self._wake()
+
+    def clear(self) -> None:
+        """Do nothing. Part of the interface of the replaced buffer's event."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def take_output(
+    channel: Channel,
+    buffer: str,
+    *,
+    deliver: Callable[[bytes], None],
+    end: Callable[[], None],
+    wake: Callable[[], None],
+) -> ChannelBuffer:
+    """Replace ``in_buffer`` or ``in_stderr_buffer`` of a channel, whose bytes are delivered from now on."""
+    stock = getattr(channel, buffer)
+    replacement = ChannelBuffer(stock, deliver=deliver, end=end, wake=wake)
+    setattr(channel, buffer, replacement)
+    stock.set_event(replacement)
+    return replacement
+
+
+@functools.cache
+def packetizer_class() -> type[Any]:
+    """Return the packetizer class for paramiko's connections; made on use, as paramiko is imported on use."""
+    from paramiko.common import MSG_CHANNEL_CLOSE
+    from paramiko.packet import Packetizer
+
+    class GatedPacketizer(Packetizer):
+        """Packetizer that renews keys rarely and closes the gate while the closing of a channel is answered.
+
+        paramiko's thread calls :meth:`read_message`, answers the message, and calls it again.
+        """
+
+        # As OpenSSH does with these ciphers (RFC 4344). paramiko renews every 512 MiB, and traffic pauses meanwhile.
+        REKEY_BYTES = 1 << 35
+
+        def __init__(self, sock: LiveSocket) -> None:
+            packetizer: Any = super()
+            packetizer.__init__(sock)
+            self._live_socket = sock
+            self._period_s = 0
+            self._renewed_at = 0.0
+
+        def renew_keys_after(self, nbytes: int, seconds: int) -> None:
+            """Renew keys after so many bytes or seconds; 0 leaves the usual number."""
+            self.REKEY_BYTES = nbytes or self.REKEY_BYTES  # pyright: ignore[reportConstantRedefinition]
+            self._period_s = seconds
+            self._renewed_at = time.monotonic()
+
+        def need_rekey(self) -> bool:
+            due = bool(self._period_s) and time.monotonic() - self._renewed_at >= self._period_s
+            if due:
+                self._renewed_at = time.monotonic()
+            return due or bool(super().need_rekey())
+
+        def read_message(self) -> tuple[int, Any]:
+            # paramiko has answered the previous message when it asks for the next one.
+            self._live_socket.open_gate()
+            kind, message = super().read_message()
+            if kind == MSG_CHANNEL_CLOSE:
+                self._live_socket.shut_gate()
+            return kind, message
+
+    return GatedPacketizer
+
+
+@functools.cache
+def client_class() -> type[Any]:
+    """Return the class of paramiko's connections, which knows what the machine offers; made on use."""
+    from paramiko import Transport
+    from paramiko.kex_curve25519 import KexCurve25519
+
+    former, name = "curve25519-sha256@libssh.org", "curve25519-sha256"
+    stock: Any = Transport
+
+    class OfferedTransport(stock):
+        """Transport that keeps the machine's lists of algorithms in ``offered``.
+
+        It has the key exchange of RFC 8731 under its name, not only under the former one, and needs no MAC in common
+        where the cipher authenticates by itself, as OpenSSH does not.
+        """
+
+        _kex_info: ClassVar = {**stock._kex_info, name: KexCurve25519}  # noqa: SLF001
+        _preferred_kex = tuple(
+            each
+            for kex in stock._preferred_kex  # noqa: SLF001
+            for each in ([name, kex] if kex == former else [kex])
+        )
+        offered: Mapping[str, list[str]] = MappingProxyType({})
+
+        def _really_parse_kex_init(self, m: Any, ignore_first_byte: bool = False) -> dict[str, list[str]]:  # noqa: FBT001, FBT002
+            transport: Any = super()
+            parsed: dict[str, list[str]] = transport._really_parse_kex_init(m, ignore_first_byte)  # noqa: SLF001
+            if ignore_first_byte:  # this side's own
+                return parsed
+            self.offered = {field: [*names] for field, names in parsed.items() if field.endswith("_list")}
+            options: Any = transport.get_security_options()
+            for side in ("client", "server"):
+                ciphers = parsed[f"{side}_encrypt_algo_list"]
+                if "gcm" in next((cipher for cipher in options.ciphers if cipher in ciphers), ""):
+                    parsed[f"{side}_mac_algo_list"] += options.digests
+            return parsed
+
+    return OfferedTransport
+
+
+def end_handshake(client: Any) -> None:
+    """Stop the timer of a failed handshake."""
+    # paramiko stops it only after success: its thread would wait for the whole timeout.
+    client.packetizer.complete_handshake()
+
+
+def hush(client: Any) -> None:
+    """Send paramiko's log of a connection to a logger of its own, silent unless the user has set its level."""
+    quiet = logging.getLogger(_LOGGER)
+    if quiet.level == logging.NOTSET:
+        quiet.setLevel(logging.CRITICAL)  # paramiko logs failures that are also raised, with tracebacks
+    client.set_log_channel(_LOGGER)

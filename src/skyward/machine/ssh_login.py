@@ -1,0 +1,854 @@
+"""Connecting to an SSH target: dial, verify the machine, authenticate the user, retry."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+import paramiko
+import psutil
+from paramiko import AuthenticationException, BadAuthenticationType, ssh_exception
+from paramiko.ssh_exception import IncompatiblePeer, ProxyCommandFailure
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_exponential,
+    wait_random,
+)
+
+from skyward.base.descriptors import keep_from_forks
+from skyward.base.linux_parts import NOTSENT_LOWAT
+from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, UnreachableError
+from skyward.machine.paramiko_parts import (
+    RSA_SIGNATURES,
+    Client,
+    RefusedSessionError,
+    StaleConnectionError,
+    client_class,
+    end_handshake,
+    hush,
+    open_channel,
+    packetizer_class,
+)
+from skyward.machine.ssh_config import Algorithms, Settings, SSHTarget, settings
+from skyward.machine.ssh_keys import HostKey, Identities, Identity, KnownKeys, identities, known_keys, unknown, verify
+
+_ADDRESS_TIMEOUT_S: Final = 10.0
+_DIAL_POLL_S = 0.1
+_COMPLAINT_CHARACTERS = 500
+_TICKS: Final = 30
+_IDLE_TICKS: Final = 10
+_READ_BYTES = 256 << 10
+_UNSENT_BYTES = 128 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialled:
+    """A connected socket and its proxy command, if it has one.
+
+    Attributes:
+        socket: the socket.
+        hang_up: ends the proxy command; to be called after the socket was closed.
+        complaint: returns the end of the proxy command's standard error, after ``hang_up``.
+        address: the machine's address, where it was dialled directly.
+    """
+
+    socket: socket.socket
+    hang_up: Callable[[], None] | None = None
+    complaint: Callable[[], str] = str
+    address: str = ""
+
+
+def resolve(host: str, port: int, family: int = socket.AF_UNSPEC) -> Sequence[tuple[Any, ...]]:
+    """Return the addresses of a name, of that family, as ``socket.getaddrinfo`` does.
+
+    Raises:
+        OSError: the name has none, or no resolver answers.
+    """
+    try:
+        return socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no valid host name") from error
+
+
+def dial_tcp(
+    host: str,
+    port: int,
+    *,
+    deadline: float,
+    stopped: threading.Event,
+    family: int = socket.AF_UNSPEC,
+    bind: tuple[str, str] = ("", ""),
+    address_s: float | None = None,
+) -> Dialled:
+    """Connect to the first address that answers; IPv4 comes first.
+
+    Args:
+        host: name or address.
+        port: TCP port.
+        deadline: time on the monotonic clock at which to give up.
+        stopped: ends the attempt when set.
+        family: family of addresses; all by default.
+        bind: own address and interface to connect from; empty for any.
+        address_s: time for one address; ten seconds by default.
+
+    Raises:
+        OSError: no address answered; the failure of the last one.
+    """
+    found = resolve(host, port, family)
+    failure: OSError = TimeoutError("the host has no address")
+    # One at a time: an address that does not answer costs up to ten seconds.
+    for own_family, kind, protocol, _, address in sorted(found, key=lambda info: info[0] != socket.AF_INET):
+        sock = keep_from_forks(socket.socket(own_family, kind, protocol))
+        try:
+            _bind(sock, *bind)
+            _connect(sock, address, min(deadline, time.monotonic() + (address_s or _ADDRESS_TIMEOUT_S)), stopped)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return Dialled(socket=sock, address=str(address[0]))
+    raise failure
+
+
+def _bind(sock: socket.socket, address: str, interface: str) -> None:
+    """Connect from an address, or from the first one of an interface."""
+    own = [each.address for each in psutil.net_if_addrs().get(interface, ()) if each.family == sock.family]
+    if interface and not own and not address:
+        raise OSError(errno.EADDRNOTAVAIL, f"the interface {interface} (BindInterface) has no address to connect from")
+    if address or own:
+        sock.bind(socket.getaddrinfo(address or own[0], None, sock.family, socket.SOCK_STREAM)[0][4])
+
+
+def _connect(sock: socket.socket, address: object, deadline: float, stopped: threading.Event) -> None:
+    sock.settimeout(0)  # not blocking, so that `stopped` ends the attempt within a tenth of a second
+    with contextlib.suppress(BlockingIOError):
+        sock.connect(address)  # pyright: ignore[reportArgumentType]
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_WRITE)
+        while not selector.select(_DIAL_POLL_S):
+            if stopped.is_set():
+                raise ConnectionAbortedError("the connection was closed meanwhile")
+            if time.monotonic() >= deadline:
+                raise TimeoutError("no answer")
+    if number := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(number, os.strerror(number))
+
+
+def dial_command(command: str, *, shell: str = "/bin/sh", passes_socket: bool = False) -> Dialled:
+    """Start a proxy command, whose input and output carry the connection.
+
+    Args:
+        command: the command line.
+        shell: the shell that runs it.
+        passes_socket: True if it connects a socket, hands that over through its output, and ends.
+
+    Raises:
+        OSError: the process cannot be started, or hands over no socket.
+    """
+    ours, theirs = map(keep_from_forks, socket.socketpair())
+    # A file, as a pipe that nobody reads would block a talkative command.
+    complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `hang_up`
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [shell, "-c", f"exec {command}"],  # exec: a kill must reach the command, not a shell above it
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=complaints,
+                start_new_session=True,  # Ctrl-C in the terminal must not end the connection before the pool is closed
+            )
+        except BaseException:
+            ours.close()
+            complaints.close()
+            raise
+
+    said = ""
+
+    def hang_up() -> None:
+        nonlocal said
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what the command has started holds the connection, too
+        process.wait()
+        complaints.seek(0)
+        said = complaints.read().decode(errors="replace").strip()[-_COMPLAINT_CHARACTERS:]
+        complaints.close()
+
+    if passes_socket:
+        with ours:
+            ours.settimeout(_ADDRESS_TIMEOUT_S)
+            try:
+                _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+                ours = keep_from_forks(socket.socket(fileno=descriptors[0]))
+            except (OSError, IndexError) as error:
+                hang_up()
+                raise ConnectionAbortedError(
+                    errno.ECONNABORTED, f"the proxy command passes no socket: {said}"
+                ) from error
+    return Dialled(socket=ours, hang_up=hang_up, complaint=lambda: said)
+
+
+class LiveSocket:
+    """Socket for paramiko that detects a dead peer.
+
+    A connection is dead when the peer has not answered a request for ``silence_s``, or accepted no byte for as long.
+    Time in which this process did not run does not count.
+
+    Args:
+        sock: the connected socket; owned from now on.
+        silence_s: seconds without a byte until the peer counts as dead.
+        gate: see :class:`~skyward.machine.ssh_connection.Pump`.
+        on_close: called once, after the socket is closed.
+
+    Attributes:
+        on_idle: requests an answer; called in the reading thread after each silent third of ``silence_s``. None means
+            that silence is allowed.
+        reason: the reason for which this side gave the connection up; empty if it did not.
+        stopped: ends reading within a tick when set; None means that only :meth:`close` does.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        silence_s: float,
+        gate: threading.Lock | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        _tune(sock, silence_s / _TICKS)
+        self._silence_s = silence_s
+        self.on_idle: Callable[[], None] | None = None
+        self.reason = ""
+        self.stopped: threading.Event | None = None
+        self._socket = sock
+        self._gate = gate or threading.Lock()
+        self._gate_keeper = 0
+        self._on_close = on_close
+        self._closed = False  # paramiko reads this attribute of its sockets: see test_paramiko_internals.py
+        self._silent_ticks = 0
+        # paramiko reads a few bytes at a time; one system call fetches many packets.
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._unread = self._buffer[:0]
+
+    @property
+    def closed(self) -> bool:
+        """True once :meth:`close` was called."""
+        return self._closed
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Do nothing: reads always wait for one tick, a thirtieth of ``silence_s``."""
+
+    def getpeername(self) -> object:
+        """Return the address of the peer."""
+        return self._socket.getpeername()
+
+    def recv(self, nbytes: int) -> bytes:
+        """Return up to ``nbytes`` bytes; none at the end.
+
+        Raises:
+            TimeoutError: nothing came within a tick; call again.
+            ConnectionAbortedError: nothing came for ``silence_s``, or until :attr:`stopped` was set.
+            OSError: the connection is broken.
+        """
+        if not self._unread:
+            self._unread = self._buffer[: self._receive()]
+        chunk = bytes(self._unread[:nbytes])
+        self._unread = self._unread[nbytes:]
+        return chunk
+
+    def send(self, data: bytes) -> int:
+        """Send all of ``data``; return its length.
+
+        Raises:
+            ConnectionAbortedError: the peer accepted no byte for ``silence_s``.
+            OSError: the connection is broken.
+        """
+        view = memoryview(data)
+        stalled_ticks = 0
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+                stalled_ticks = 0
+            except BlockingIOError:
+                stalled_ticks += 1
+                if stalled_ticks >= _TICKS:
+                    self._give_up("accepted nothing")
+        return len(data)
+
+    def abort(self, reason: str) -> None:
+        """End both directions of the connection, for all threads that use it."""
+        self.reason = self.reason or reason
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def shut_gate(self) -> None:
+        """Stop sending on channels until this thread opens the gate again or closes the socket."""
+        self._gate.acquire()
+        self._gate_keeper = threading.get_ident()
+
+    def open_gate(self) -> None:
+        """Open the gate again, if this thread has shut it."""
+        if self._gate_keeper == threading.get_ident():
+            self._gate_keeper = 0
+            self._gate.release()
+
+    def close(self) -> None:
+        """Close the socket, and open the gate if this thread has shut it. Idempotent."""
+        self.open_gate()
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # close() alone would not wake a thread that waits in recv()
+        self._socket.close()
+        if self._on_close is not None:
+            self._on_close()
+
+    def _receive(self) -> int:
+        try:
+            received = self._socket.recv_into(self._buffer)
+        except BlockingIOError:
+            self._stay_silent()
+            raise TimeoutError from None
+        self._silent_ticks = 0
+        return received
+
+    def _stay_silent(self) -> None:
+        if self.stopped is not None and self.stopped.is_set():
+            self.abort("the connection was closed before it was complete")
+            raise ConnectionAbortedError(errno.ECONNABORTED, self.reason)
+        if self.on_idle is None:
+            return
+        # Ticks, not a clock: after the process was stopped, or its machine asleep, the peer has not been silent.
+        self._silent_ticks += 1
+        if self._silent_ticks >= _TICKS:
+            self._give_up("did not answer")
+        if self._silent_ticks % _IDLE_TICKS == 0:
+            self.on_idle()
+
+    def _give_up(self, what: str) -> None:
+        self.abort(f"the peer {what} for {self._silence_s:g} s")
+        raise ConnectionAbortedError(errno.ECONNABORTED, self.reason)
+
+
+def _tune(sock: socket.socket, tick_s: float) -> None:
+    """Set the system's timeouts to one tick, and bound the unsent bytes that the system holds."""
+    # Timeouts of the system, as those of Python cost a poll() before every call.
+    sock.settimeout(None)
+    tick = struct.pack("ll", int(tick_s), int(tick_s % 1 * 1_000_000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+    if sock.family in {socket.AF_INET, socket.AF_INET6}:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A small message must not wait behind megabytes of a large one in the system's buffer.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, _UNSENT_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """Meaning of an exception for a connection.
+
+    Attributes:
+        transient: True if a retry may succeed.
+        advice: next steps for the user.
+        error: type of the error for the caller.
+    """
+
+    transient: bool
+    advice: str
+    error: type[SkywardError] = UnreachableError
+
+
+_NOT_THERE = Meaning(
+    transient=True,
+    advice="check that the machine runs, that sshd listens on that port, and that no firewall is in between",
+)
+_NO_ROUTE = Meaning(transient=True, advice="check this machine's network, VPN and routes")
+_BROKE_OFF = Meaning(
+    transient=True, advice="check that an SSH server listens there, and its log (it may have too many connections)"
+)
+_UNKNOWN_NAME = Meaning(transient=False, advice="check the spelling, and HostName in the SSH configuration")
+_REFUSED_USER = Meaning(
+    error=AuthenticationError,
+    transient=False,
+    advice="check the user's name, and that one of these public keys is in ~/.ssh/authorized_keys there",
+)
+_UNLIKE = Meaning(transient=False, advice="`ssh -v` shows what both sides offer")
+_PROXY = Meaning(transient=True, advice="check ProxyCommand in the SSH configuration")
+_REFUSED_CHANNEL = Meaning(
+    transient=False, advice="check AllowTcpForwarding and PermitOpen in the machine's sshd_config"
+)
+_REFUSED_SESSION = Meaning(
+    transient=True, advice="check MaxSessions in the machine's sshd_config: ten or more are needed"
+)
+_CONFIGURED = Meaning(error=ConfigurationError, transient=False, advice="correct the SSH configuration")
+
+# A test fails when paramiko has an exception without a row, or when a row hides a later one.
+MEANINGS: Final[dict[type[BaseException], Meaning]] = {
+    ssh_exception.BadAuthenticationType: _REFUSED_USER,
+    ssh_exception.PartialAuthentication: _REFUSED_USER,
+    ssh_exception.PasswordRequiredException: _REFUSED_USER,
+    ssh_exception.UnableToAuthenticate: _REFUSED_USER,
+    ssh_exception.AuthenticationException: _REFUSED_USER,
+    ssh_exception.BadHostKeyException: _REFUSED_USER,
+    ssh_exception.IncompatiblePeer: _UNLIKE,
+    ssh_exception.MessageOrderError: _BROKE_OFF,
+    ssh_exception.ChannelException: _REFUSED_CHANNEL,
+    ssh_exception.ProxyCommandFailure: _PROXY,
+    ssh_exception.CouldNotCanonicalize: _CONFIGURED,
+    ssh_exception.ConfigParseError: _CONFIGURED,
+    ssh_exception.NoValidConnectionsError: _NOT_THERE,
+    paramiko.SSHException: _BROKE_OFF,
+    StaleConnectionError: _BROKE_OFF,
+    RefusedSessionError: _REFUSED_SESSION,
+    EOFError: _BROKE_OFF,
+    ConnectionRefusedError: _NOT_THERE,
+    ConnectionError: _BROKE_OFF,
+    TimeoutError: _NOT_THERE,
+    OSError: _NO_ROUTE,
+}
+"""From the particular to the general: the first match counts."""
+
+_UNKNOWN_NAMES = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+_CONNECT_FAILED = 2  # RFC 4254: the machine could not connect to the forwarded port
+# The system itself refuses with these, so that a retry gets the same answer.
+_PERMANENT = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT}
+
+
+def meaning(error: BaseException) -> Meaning | None:
+    """Return the meaning of an exception; None for Skyward's own errors and for bugs."""
+    if isinstance(error, SkywardError):
+        return None
+    if isinstance(error, socket.gaierror):  # EAI_AGAIN, a resolver that is down, may pass
+        return _UNKNOWN_NAME if error.errno in _UNKNOWN_NAMES else _NO_ROUTE
+    if isinstance(error, ssh_exception.ChannelException) and error.code == _CONNECT_FAILED:
+        return _NOT_THERE
+    found = next((known for kind, known in MEANINGS.items() if isinstance(error, kind)), None)
+    if found is _NO_ROUTE and isinstance(error, OSError) and error.errno in _PERMANENT:
+        return replace(_NO_ROUTE, transient=False)
+    return found
+
+
+def translated(error: BaseException, what: str) -> BaseException:
+    """Return the error for the caller; ``what`` is the failure: ``"gpu1 port 22 cannot be reached"``."""
+    found = meaning(error)
+    if found is None:
+        return error
+    text = str(error) or type(error).__name__
+    return found.error(f"{what}: {text}; {found.advice}")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True if a retry may succeed."""
+    found = meaning(error)
+    return found is not None and found.transient
+
+
+# Without the CBC ciphers and the SHA-1 and MD5 hashes that paramiko also supports.
+_CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
+)
+_MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
+_HOST_KEY_TYPES = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+_CERTIFICATE = "-cert-v01@openssh.com"
+_NO_ALGORITHMS = {"ext-info-s", "kex-strict-s-v00@openssh.com"}
+_OLD = ("sha1", "md5", "-cbc", "arcfour", "ssh-dss", "ssh-rsa", "group1-", "group14-sha1")
+_LISTS = (
+    ("kex_algo_list", "KexAlgorithms", "kex"),
+    ("server_key_algo_list", "HostKeyAlgorithms", "key_types"),
+    ("server_encrypt_algo_list", "Ciphers", "ciphers"),
+    ("server_mac_algo_list", "MACs", "digests"),
+)
+
+
+def agree(client: Any, allowed: Algorithms, known: KnownKeys) -> None:
+    """Have a connection offer what the SSH configuration allows, and prefer host keys that are on file.
+
+    Raises:
+        ConfigurationError: the configuration allows nothing that paramiko has.
+    """
+    options = client.get_security_options()
+    options.kex = _allowed(options.kex, allowed.kex, "KexAlgorithms")
+    options.ciphers = _allowed(_CIPHERS, allowed.ciphers, "Ciphers")
+    options.digests = _MACS if all("gcm" in each for each in options.ciphers) else _allowed(_MACS, allowed.macs, "MACs")
+    options.key_types = _allowed(_preferred(known), allowed.host_keys, "HostKeyAlgorithms")
+
+
+def disabled(allowed: Algorithms) -> list[str]:
+    """Return the algorithms of the user's keys that the configuration excludes."""
+    names = {*allowed.user_keys}
+    return [name for name in _HOST_KEY_TYPES if names and not {name, name + _CERTIFICATE} & names]
+
+
+def disagreement(client: Any) -> str:
+    """Return both sides' lists where they have nothing in common; empty if that is not the reason."""
+    options = client.get_security_options()
+    for field, option, ours in _LISTS:
+        offered = [name for name in client.offered.get(field, ()) if name not in _NO_ALGORITHMS]
+        mine: Sequence[str] = getattr(options, ours)
+        if offered and not {*mine} & {*offered}:
+            return (
+                f"no {option} in common: the machine offers {', '.join(offered)}; this client {', '.join(mine)}. "
+                f"{_reason(offered, option)}"
+            )
+    return ""
+
+
+def _reason(offered: Iterable[str], option: str) -> str:
+    if all(any(part in name for part in _OLD) for name in offered):
+        return "All that the machine offers is outdated: update its SSH server"
+    return (
+        f"The machine is stricter than this client, or your SSH configuration is: allow one of this client's in the "
+        f"machine's sshd_config ({option}), or update paramiko and cryptography here"
+    )
+
+
+def _allowed(ours: Sequence[str], allowed: Sequence[str], option: str) -> tuple[str, ...]:
+    chosen = tuple(name for name in ours if not allowed or name in allowed)
+    if not chosen:
+        raise ConfigurationError(
+            f"{option} of the SSH configuration allows only {', '.join(allowed)}; Skyward's client has only "
+            f"{', '.join(ours)}: allow one of these"
+        )
+    return chosen
+
+
+def _preferred(known: KnownKeys) -> tuple[str, ...]:
+    """Return the types of host keys, those on file first."""
+    # A machine shows the first of these types that it has: with another order it could show a key that is not on file.
+    on_file = {name for key in known.accepted for name in (RSA_SIGNATURES if key.type == "ssh-rsa" else [key.type])}
+    plain = sorted(_HOST_KEY_TYPES, key=lambda name: name not in on_file)
+    certified = [name + _CERTIFICATE for name in _HOST_KEY_TYPES] if known.authorities else []
+    return (*certified, *plain)
+
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+_MOST_KEYS = 6
+_STEP_TIMEOUT_S = 15.0
+_PERSON_S = 50.0
+"""Time for an answer that needs the agent, which may ask a person to touch a key or to unlock it."""
+_KEEPALIVE = "keepalive@openssh.com"  # servers that do not support a request answer it, too, with a refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SSHSession:
+    """Connection on which the user is logged in.
+
+    Attributes:
+        client: paramiko's transport.
+        socket: the socket below it.
+    """
+
+    client: Client
+    socket: LiveSocket
+
+    @property
+    def alive(self) -> bool:
+        """True while the connection lives, as far as is known."""
+        return self.client.is_active()
+
+    def ask(self) -> None:
+        """Request an answer of the machine, and wait for it or for the end of the connection."""
+        self.client.global_request(_KEEPALIVE, None, True)  # noqa: FBT003
+
+    def close(self) -> None:
+        """End the connection, and wait for its thread."""
+        self.client.close()
+        self.socket.close()
+        self.client.join(_STEP_TIMEOUT_S)
+
+
+def connect(
+    target: SSHTarget,
+    by_jump: Callable[[str, int], socket.socket] | None,
+    stopped: threading.Event,
+    report: Callable[[str], None],
+    gate: threading.Lock,
+) -> SSHSession:
+    """Connect and log in; retry transient failures for the target's ``patience_s``. Blocks.
+
+    Args:
+        target: the machine.
+        by_jump: opens a connection to a host and port through the last jump host, if there is one.
+        stopped: ends the attempt when set.
+        report: called with the reason of each failure before a retry.
+        gate: see :class:`~skyward.machine.ssh_connection.Pump`.
+
+    Raises:
+        AuthenticationError: the user was refused, or has no key to log in with.
+        ConfigurationError: the SSH configuration cannot be used.
+        HostKeyError: the machine is unknown, or shows another key than the one on file.
+        UnreachableError: the machine did not answer.
+    """
+    own = settings(target)  # outside of the retries: a broken configuration does not mend itself
+    started = time.monotonic()
+    patience_s = max(target.patience_s, own.dial_s or 0.0)
+    retrying = Retrying(
+        retry=retry_if_exception(is_transient),
+        stop=stop_after_delay(patience_s) | stop_when_event_set(stopped),
+        wait=wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        + wait_random(0, _FIRST_PAUSE_S),  # many nodes must not retry in step
+        sleep=sleep_using_event(stopped),
+        before_sleep=lambda state: report(str(state.outcome and state.outcome.exception())),
+        reraise=True,
+    )
+    try:
+        return retrying(_connect_once, own, by_jump, stopped, deadline=started + patience_s, gate=gate)
+    except Exception as error:
+        waited = f"tried for {time.monotonic() - started:.0f} s" if is_transient(error) else "not tried again"
+        named = "" if own.host == target.host else f"{target.host}: "
+        raise translated(error, f"{named}{own} cannot be reached ({waited})") from error
+
+
+def _connect_once(
+    own: Settings,
+    by_jump: Callable[[str, int], socket.socket] | None,
+    stopped: threading.Event,
+    *,
+    deadline: float,
+    gate: threading.Lock,
+) -> SSHSession:
+    known = known_keys(own)
+    if known.empty and not own.known_hosts_command:  # before dialling: nothing is sent to an unknown machine
+        if by_jump is None and not own.proxy_command:
+            resolve(own.host, own.port)  # a name without an address has no key that could be added
+        raise unknown(known, own)
+    dialled = _dial(own, by_jump, stopped, deadline=deadline)
+    try:
+        return _log_in(dialled, own, known, stopped, deadline=deadline, gate=gate)
+    except SkywardError:
+        raise
+    except Exception as error:
+        if complaint := dialled.complaint():  # explains more than the broken connection does
+            raise ProxyCommandFailure(str(own.proxy_command), complaint) from error
+        raise
+
+
+def _dial(
+    own: Settings, by_jump: Callable[[str, int], socket.socket] | None, stopped: threading.Event, *, deadline: float
+) -> Dialled:
+    if by_jump is not None:
+        return Dialled(socket=by_jump(own.host, own.port))
+    if own.proxy_command:
+        return dial_command(own.proxy_command, shell=own.proxy_shell, passes_socket=own.proxy_passes_socket)
+    return dial_tcp(
+        own.host,
+        own.port,
+        deadline=deadline,
+        stopped=stopped,
+        family=own.family,
+        bind=own.bind,
+        address_s=own.dial_s,
+    )
+
+
+def _log_in(
+    dialled: Dialled,
+    settings: Settings,
+    known: KnownKeys,
+    stopped: threading.Event,
+    *,
+    deadline: float,
+    gate: threading.Lock,
+) -> SSHSession:
+    """Agree on session keys, verify the machine's host key, and authenticate the user.
+
+    Args:
+        dialled: the connection; closed on failure.
+        settings: user, keys and limits.
+        known: the machine's keys on file.
+        stopped: ends the attempt when set, also while the machine is silent.
+        deadline: time on the monotonic clock at which to give up.
+        gate: see :class:`~skyward.machine.ssh_connection.Pump`.
+
+    Raises:
+        AuthenticationError: the user was refused.
+        HostKeyError: the machine shows another key than the one on file.
+        Exception: the failure of the connection; paramiko's own exceptions.
+    """
+    sock = LiveSocket(dialled.socket, silence_s=settings.silence_s, gate=gate, on_close=dialled.hang_up)
+    sock.stopped = stopped
+    client: Any = None
+    try:
+        step_s = max(1.0, min(_STEP_TIMEOUT_S, deadline - time.monotonic()))
+        client = _new_client(sock, known, settings, timeout_s=step_s)
+        try:
+            client.start_client(timeout=max(1.0, deadline - time.monotonic()))
+        except IncompatiblePeer as error:
+            raise IncompatiblePeer(disagreement(client) or str(error)) from error
+        shown = client.get_remote_server_key()
+        key = HostKey(type=shown.get_name(), blob=shown.asbytes())
+        if settings.known_hosts_command or settings.check_address:
+            known = known_keys(settings, shown=key, address=dialled.address)
+        verify(key, known, settings, certificate=shown.public_blob.key_blob if shown.public_blob else b"")
+        # Only after the machine has proved its identity: another one must not learn which keys the user has.
+        with identities(settings) as found:
+            _authenticate(client, settings, found)
+        sock.stopped = None  # from here on, closing the session says goodbye to the machine
+    except BaseException:
+        if client is not None:
+            end_handshake(client)
+            client.close()
+        sock.close()
+        raise
+    return SSHSession(client=cast("Client", client), socket=sock)
+
+
+def _new_client(sock: LiveSocket, known: KnownKeys, settings: Settings, *, timeout_s: float) -> Any:
+    client = client_class()(
+        sock,
+        packetizer_class=packetizer_class(),
+        disabled_algorithms={"pubkeys": disabled(settings.algorithms)},
+    )
+    client.name = f"skyward-ssh {settings.host}"
+    hush(client)
+    client.banner_timeout = client.handshake_timeout = client.auth_timeout = timeout_s
+    client.packetizer.renew_keys_after(*settings.rekey)
+    agree(client, settings.algorithms, known)
+    return client
+
+
+def _authenticate(client: Any, settings: Settings, found: Identities) -> None:
+    tried: list[str] = []
+    # sshd disconnects after six failures (MaxAuthTries), and then the right key could not be tried any more.
+    for identity in found.usable[:_MOST_KEYS]:
+        if _accepted(client, settings, identity, first=not tried):
+            return
+        refusal = getattr(identity.key, "refusal", "")
+        tried.append(f"{identity.name}, which the agent did not sign with: {refusal}" if refusal else identity.name)
+        if not client.is_active():
+            break
+    raise AuthenticationError(_refusal(settings, found, tried))
+
+
+def _accepted(client: Any, settings: Settings, identity: Identity, *, first: bool) -> bool:
+    usual_s = client.auth_timeout
+    if identity.in_agent:
+        client.auth_timeout = _PERSON_S
+    limit = time.monotonic() + client.auth_timeout
+    try:
+        further = client.auth_publickey(settings.user, identity.key)
+    except BadAuthenticationType as error:
+        raise AuthenticationError(
+            f"{settings.user}@{settings.host} port {settings.port} does not accept keys, only {error.allowed_types}: "
+            f"allow PubkeyAuthentication in the machine's sshd_config"
+        ) from error
+    except AuthenticationException:
+        # paramiko raises this also when time is up or the connection is gone; a refused first key leaves it open.
+        if time.monotonic() >= limit or (first and not client.is_active()):
+            raise ConnectionResetError("the connection broke off during authentication") from None
+        return False
+    finally:
+        client.auth_timeout = usual_s
+    if further:
+        raise AuthenticationError(
+            f"{settings.user}@{settings.host} port {settings.port} requires more than a key ({', '.join(further)}): "
+            f"Skyward can offer only keys; allow the key alone (AuthenticationMethods in its sshd_config)"
+        )
+    return True
+
+
+def _refusal(settings: Settings, found: Identities, tried: list[str]) -> str:
+    place = f"{settings.host} port {settings.port}"
+    if not tried:
+        unusable = "; ".join(found.unusable) or "ssh-agent has none, and none of the usual files exists"
+        return (
+            f"there is no private key to log in with as {settings.user} on {place}: {unusable}. "
+            f"Name one (key_path=, or IdentityFile in the SSH configuration), or start ssh-agent and `ssh-add` it."
+        )
+    left = f" Could not be tried: {'; '.join(found.unusable)}." if found.unusable else ""
+    unasked = len(found.usable) - len(tried)
+    more = f" {unasked} more were not tried; name the right one (key_path=, or IdentityFile)." if unasked else ""
+    return (
+        f"{place} refused {settings.user} with every key tried ({', '.join(tried)}). Check the user's name, and that "
+        f"the public key is in ~/.ssh/authorized_keys there (`ssh-copy-id`), in files that only their owner can "
+        f"write.{left}{more}"
+    )
+
+
+_HANDSHAKE_S = 10.0
+
+
+def shown_key(client: Client) -> str:
+    """Return the host key that the machine has shown: ``"ssh-ed25519 AAAA…"``."""
+    key = client.get_remote_server_key()
+    return f"{key.get_name()} {key.get_base64()}"
+
+
+def key_at(client: Client, host: str, port: int, *, kind: str, timeout_s: float) -> str:
+    """Return the key of that kind of the SSH server that the machine finds at ``host:port``. Blocks.
+
+    Keys are exchanged with that server, from here, through the machine; nobody logs in.
+
+    Args:
+        client: the connection to the machine.
+        host: address of the server, as the machine dials it.
+        port: its port.
+        kind: type of the key, such as ``ssh-ed25519``.
+        timeout_s: seconds in which the machine must have connected. The exchange of keys has ten more.
+
+    Raises:
+        Exception: paramiko's own exceptions: the machine could not connect, or no such server answers there.
+    """
+    channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
+    peer = client_class()(channel)
+    try:
+        peer.name = f"skyward-ssh {host}"
+        hush(peer)
+        peer.banner_timeout = peer.handshake_timeout = _HANDSHAKE_S
+        # A machine with keys of several types shows the first that both sides have.
+        peer.get_security_options().key_types = RSA_SIGNATURES if kind == "ssh-rsa" else (kind,)
+        peer.start_client(timeout=_HANDSHAKE_S)
+        return shown_key(peer)
+    finally:
+        end_handshake(peer)
+        peer.close()
+        channel.close()
+
+
+def answers(client: Client, host: str, port: int, *, timeout_s: float) -> bool:
+    """Return False if the machine gets no answer from ``host:port`` in that time; a refusal is an answer. Blocks.
+
+    Raises:
+        Exception: the connection to the machine has ended.
+    """
+    began = time.monotonic()
+    try:
+        channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
+    except paramiko.SSHException:
+        # By the time, not by the type: of two channels refused at once, paramiko gives a reason for one only. By the
+        # type, 4 of 16 pools on four hosts took a pair of them for unconnected.
+        return time.monotonic() - began < timeout_s
+    channel.close()
+    return True

@@ -1,0 +1,1 @@
+"""Choice among offers, prices, and the budget."""

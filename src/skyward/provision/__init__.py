@@ -1,1 +1,0 @@
-"""From a request to running nodes, and back to none."""

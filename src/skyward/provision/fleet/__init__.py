@@ -1,1 +1,0 @@
-"""The pool's fleet: its state machine, its driver and its upkeep."""

@@ -1,1 +1,0 @@
-"""Preparation of one machine: its Python environment, files, volumes and supervisor."""

@@ -1,0 +1,905 @@
+"""Scheduler of an open pool: calls from any thread to the workers of its nodes, and their outcomes back.
+
+:mod:`skyward.scheduling.dispatch` decides which worker gets which call; the scheduler tells it what happens, and
+carries its orders out over the links to the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import random
+import ssl
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, assert_never, cast
+
+from skyward.base.loop import LoopThread
+from skyward.base.waiting import EAGER_S, PROMPT_S, SYSTEM_CLOCK, wait_until
+from skyward.errors import ConfigurationError, PoolStateError, SkywardError
+from skyward.events import (
+    CALL_CANCELLED,
+    Callback,
+    Error,
+    LogLine,
+    Progress,
+    WorkerLost,
+    WorkerReplaced,
+    current_callbacks,
+)
+from skyward.events.bus import Courier, EventBus
+from skyward.events.lines import handle_record
+from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
+from skyward.fleet.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.fleet.topology import separation
+from skyward.scheduling.calls import (
+    CallBatch,
+    CallGang,
+    CallNumbers,
+    CallObserver,
+    CallTable,
+    Incoming,
+    LiveCall,
+    RawOutcome,
+    RemoteFuture,
+    WorkCount,
+)
+from skyward.scheduling.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+from skyward.scheduling.worker_link import (
+    AttachedNode,
+    ShownCrashes,
+    WorkerLink,
+    given_up,
+    out_of_reach,
+    used_up,
+    with_call,
+)
+from skyward.shipping.blobs import Exchange
+from skyward.shipping.parcels import Parcel
+from skyward.submission import CallLimits
+from skyward.wire.control import Message, WorkerExit, WorkerRunning
+from skyward.wire.messages import (
+    CallHeader,
+    CallResult,
+    CancelCalls,
+    EmittedEvent,
+    GangAddress,
+    GangAddresses,
+    Item,
+    Kind,
+    LoggedRecord,
+    MissingBlobs,
+    PackedError,
+    PrintedLines,
+    ResultChunk,
+    RevokeCalls,
+    RevokedCalls,
+    SmallResults,
+    SpentProcess,
+    ToClient,
+    answered_calls,
+    to_client,
+)
+
+log = logging.getLogger("skyward.scheduling")
+
+_GIB = 1 << 30
+# Closing a pool must not hang because one of the user's callbacks does.
+_CALLBACKS_TIMEOUT_S = 10.0
+# Between two looks for overdue calls, so that calls behind one wait no longer than this once it counts as overdue.
+_REBALANCE_S = 0.1
+# Results that a worker sent last may still be on their way when its end is reported, on another connection.
+_EXIT_PATIENCE_S = 2.0
+_IDLE_CHECK_S = 0.02
+# A machine that is taken back kills its worker and its supervisor one after the other, within this time.
+_VERDICT_S = 1.0
+# The supervisor may not have seen a new process yet, and then finds nothing to kill.
+_KILL_AGAIN_S = 0.2
+# Below 32768, where Linux begins to hand out ports of outgoing connections.
+_UNASSIGNED_PORTS = 20_000, 32_768
+# After this the supervisor kills a worker that has not ended a cancelled call: a call may hold the interpreter's lock.
+_CANCEL_PATIENCE_S = 1.0
+# Fresh processes for one call. A third would be used up by the call's own arguments or module (decision 013).
+_RENEWALS = 2
+# A killed rank's connections close at once, so other ranks may report errors before its supervisor reports its end.
+_ECHO_S = 0.5
+# Limit of the wait while the link to a silent rank is down: the rank that raised keeps its worker that long.
+_ECHO_PATIENCE_S = 10.0
+
+
+class Scheduler:
+    """Calls of a pool, and the workers of its nodes. Belongs to the event loop, except for the methods that submit.
+
+    Args:
+        tls: context of the connections to workers.
+        bus: receiver of events.
+        workers_per_node: workers on each node.
+        thread: the client's loop thread, in which it is made.
+        subscribed: callbacks that receive everything on the bus already.
+        observer: receiver of the calls; None without telemetry.
+
+    Attributes:
+        links: links to the workers of attached nodes, by id.
+        places: ids of the workers that the fleet should have, in order, present or not.
+        calls: the unfinished calls.
+    """
+
+    def __init__(
+        self,
+        tls: ssl.SSLContext,
+        bus: EventBus,
+        *,
+        workers_per_node: int,
+        thread: LoopThread,
+        subscribed: tuple[Callback, ...] = (),
+        observer: CallObserver | None = None,
+    ) -> None:
+        self.links: dict[WorkerId, WorkerLink] = {}
+        self.places: tuple[WorkerId, ...] = ()
+        self.calls = CallTable(bus.publish)
+        self._loop = asyncio.get_running_loop()
+        self._thread = thread
+        self._bus = bus
+        self._tls = tls
+        self._workers_per_node = workers_per_node
+        self._dispatch = Dispatch()
+        # Submission, from any thread.
+        self._subscribed = subscribed
+        self._observer = observer
+        self._ids = itertools.count(1)
+        self._numbers = CallNumbers()
+        self._waiting: deque[LiveCall] = deque()
+        self._due = False
+        self._entrance = threading.RLock()  # reentrant: a finalizer in the thread that holds it may cancel a future
+        self._closed_for: SkywardError | None = None
+        self._callbacks = Courier("skyward-callbacks", what="a done-callback of a call")
+        # Held while `places` changes; a broadcast holds it until its calls are queued.
+        self._placing = threading.Lock()
+        # Orders under way.
+        self._actions: deque[Action] = deque()
+        self._performing = False
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy_since = 0.0
+        self._eager = False
+        self._ticking: asyncio.TimerHandle | None = None
+        # Workers: those that had a process before, whose next one is a replacement; nodes that leave, to come back.
+        self._known: set[WorkerId] = set()
+        self._leaving: frozenset[int] = frozenset()
+        # Workers whose call of a gang has raised, until the gang's outcome is settled. Their processes must live that
+        # long: some frameworks end all other ranks when one process goes.
+        self._unsettled: set[WorkerId] = set()
+        self._exchanges: defaultdict[str, Exchange] = defaultdict(Exchange)
+        self._crashes = ShownCrashes()
+
+    # --- submission, from any thread ----------------------------------------------------------------------------------
+
+    def submit(self, parcels: Sequence[Parcel], batch: CallBatch | None = None) -> list[RemoteFuture]:
+        """Queue calls, each for any worker; with a ``batch``, for a caller that waits for all of them."""
+        if len(self.places) > 1:
+            for parcel in parcels:
+                if parcel.gang:
+                    raise ConfigurationError(
+                        f"{parcel.label} is decorated with skyward.distributed: all {len(self.places)} workers of the "
+                        f"pool run it together; use @, as in {parcel.label}(...) @ pool"
+                    )
+        return self._queue(parcels, batch)
+
+    def broadcast(self, parcel: Parcel, batch: CallBatch | None = None) -> list[RemoteFuture]:
+        """Queue one call on every worker, ordered by (node, worker); ``batch`` is as for :meth:`submit`."""
+        with self._placing:  # a leaving node must not look idle before it has these calls
+            ranks = self._ranks(parcel)
+            return self._queue([parcel] * len(ranks), batch, ranks)
+
+    def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
+        """See :meth:`end_calls`; calls that have not come in yet are cancelled too."""
+        self._on_loop(partial(self.end_calls, list(calls), kill=kill))
+
+    def join(self) -> None:
+        """Wait up to 10 s for running callbacks. Not on the loop."""
+        if not self._callbacks.close(_CALLBACKS_TIMEOUT_S):
+            log.warning("a done-callback is still busy %g s after its pool was closed", _CALLBACKS_TIMEOUT_S)
+
+    def _queue(
+        self, parcels: Sequence[Parcel], batch: CallBatch | None, ranks: Sequence[tuple[WorkerId, CallHeader]] = ()
+    ) -> list[RemoteFuture]:
+        """Queue calls, those of a broadcast with their ``ranks``; return their futures, none with a batch."""
+        callbacks = current_callbacks()
+        if callbacks:
+            callbacks = tuple(callback for callback in callbacks if callback not in self._subscribed)
+        if batch is not None:
+            batch.expect(len(parcels))
+        calls: list[LiveCall] = []
+        futures: list[RemoteFuture] = []
+        for index, parcel in enumerate(parcels):
+            sink = RemoteFuture(self._drop, self._run_callback) if batch is None else batch
+            pinned, header = ranks[index] if ranks else (None, None)
+            call = LiveCall(
+                id=next(self._ids),
+                kind=parcel.function.id,
+                retries=parcel.retries,
+                pinned=pinned,
+                together=parcel.gang,
+                parcel=parcel,
+                sink=sink,
+                index=index,
+                number=next(self._numbers[parcel.label]),
+                header=header if parcel.limits is None else _limited(header, parcel.limits),
+                callbacks=callbacks,
+                work=sink.work,
+            )
+            if isinstance(sink, RemoteFuture):
+                sink.call = call
+                futures.append(sink)
+            if self._observer is not None:
+                self._observer.begin(call)
+            calls.append(call)
+        if ranks and parcels[0].gang:
+            CallGang(calls)
+        if batch is not None:
+            batch.calls = calls
+        with self._entrance:
+            if self._closed:
+                reason = self._closed_for or "open it with `with ComputePool(...) as pool:`"
+                raise PoolStateError(f"the pool is closed; {reason}")
+            self._waiting.extend(calls)
+            # One wake-up for all calls queued before the loop runs: each costs about 25 µs (decision 007).
+            if not self._due:
+                self._loop.call_soon_threadsafe(self._take_in)
+                self._due = True  # afterwards: Ctrl-C in between would leave all later calls waiting for it
+        return futures
+
+    def _ranks(self, parcel: Parcel) -> list[tuple[WorkerId, CallHeader]]:
+        """Return every worker, with the header of its call of a broadcast."""
+        workers = self.places
+        if not workers:
+            raise PoolStateError("every node of the pool is gone")
+        if parcel.gang and (apart := self.separation()):
+            raise out_of_reach(parcel.label, apart)
+        # One seed and one port for all ranks: they have to agree on both without a message between them.
+        seed, port = random.getrandbits(32), self._call_port()
+        counts = Counter(worker.node for worker in workers)
+        firsts = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
+        world = CallHeader(world=len(workers), seed=seed, head_port=port, nodes=len(counts), gang=parcel.gang)
+        return [
+            (worker, replace(world, rank=rank, local_rank=rank - firsts[worker.node]))
+            for rank, worker in enumerate(workers)
+        ]
+
+    def _call_port(self) -> int:
+        """Return a port that a call may listen on, on the node of the first worker: free when that node started.
+
+        While the node is absent, return a random port below those of outgoing connections.
+        """
+        link = self.links.get(self.places[0]) if self.places else None
+        return next(link.node.call_ports) if link is not None else random.randrange(*_UNASSIGNED_PORTS)
+
+    def _drop(self, call: LiveCall) -> None:
+        self._on_loop(partial(self._drop_waiting, call))
+
+    def _on_loop(self, work: Callable[[], None]) -> None:
+        with self._entrance:
+            if not self._closed:
+                self._loop.call_soon_threadsafe(work)
+
+    def _run_callback(self, fn: Callable[[Future[Any]], object], future: Future[Any]) -> None:
+        """Run a done-callback, never on the loop: callbacks may block and take locks."""
+        if self._thread.is_current:
+            self._callbacks.run(partial(fn, future))
+        else:
+            fn(future)
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        """Submit the queued calls to dispatch; without a worker, or once closed, they fail at once."""
+        with self._entrance:
+            self._due = False
+            calls = list(self._waiting)
+            self._waiting.clear()
+        if self._closed or not self.places:
+            why = "the pool was closed before the call was done" if self._closed else "every node of the pool is gone"
+            for call in calls:
+                call.sink.deliver(call.index, RawOutcome(error=self._closed_for or PoolStateError(why)))
+            return
+        now, unfinished = self._loop.time(), self.calls.unfinished
+        alone = not unfinished and len(calls) == 1
+        if not unfinished:
+            self._busy_since = now
+        self.calls.add(calls, now)
+        self._perform(self._dispatch.submit(calls, now))
+        # Waking an idle core takes 20 to 40 µs, and cold caches cost more: staying awake took a round trip of one call
+        # after the other from 610 to 400 µs, and left gather as it was (decision 007).
+        if self._eager and alone:
+            self._stay_awake()
+        if self._ticking is None and unfinished:
+            self._ticking = self._loop.call_later(_REBALANCE_S, self._tick)
+
+    def _stay_awake(self) -> None:
+        """Keep the loop from sleeping for ``EAGER_S``, because the last call was answered within ``PROMPT_S``."""
+        if self.calls.unfinished and self._loop.time() < self._busy_since + EAGER_S:
+            self._loop.call_soon(self._stay_awake)
+
+    def _tick(self) -> None:
+        self._ticking = self._loop.call_later(_REBALANCE_S, self._tick) if self.calls.unfinished else None
+        now = self._loop.time()
+        self.calls.publish_progress(now, self._running_works)
+        self._perform(self._dispatch.rebalance(now))
+
+    def end_calls(self, calls: Iterable[LiveCall], *, kill: bool, error: Exception | None = None) -> None:
+        """Drop queued calls; end running ones with their worker, or without ``kill`` ignore their results."""
+        self._take_in()
+        unfinished = [call for call in calls if self.calls.unfinished.get(call.id) is call]
+        actions = self._dispatch.cancel([call.id for call in unfinished], kill=kill)
+        for call in unfinished:
+            self._complete(call, RawOutcome(error=error or CancelledError("the call was cancelled")))
+        self._perform(actions)
+
+    def _drop_waiting(self, call: LiveCall) -> None:
+        """Remove a call whose future was cancelled while it waited."""
+        self._perform(self._dispatch.cancel([call.id], kill=False))
+        self._complete(call, RawOutcome(error=CancelledError()))
+
+    def _complete(self, call: LiveCall, raw: RawOutcome) -> None:
+        """Complete a call; if it has failed, the other calls of its gang fail with it and are ended.
+
+        An exception from a call of a gang is held back for a moment: if another rank turns out to be lost, that loss
+        is the cause, although the broken connections to the lost rank are reported sooner.
+        """
+        if call.gang is not None and len(call.gang.calls) > 1 and isinstance(raw.error, PackedError):
+            call.gang.raised.add(call.id)
+            if raw.worker is not None:
+                self._unsettled.add(raw.worker)
+            self._loop.call_later(_ECHO_S, self._settle, call, call.gang, raw, self._loop.time() + _ECHO_PATIENCE_S)
+        else:
+            self._complete_now(call, raw)
+
+    def _settle(self, call: LiveCall, gang: CallGang, raw: RawOutcome, until: float) -> None:
+        """Complete a call of a gang, after waiting for ranks that have not raised and whose link is down."""
+        silent = [member for member in gang.calls if member.id not in gang.raised]
+        # A rank without a link may be lost, which its supervisor reports, or still has an error on the way.
+        doubtful = any(not link.linked or link.exit_reason for link, _ in self._held(silent))
+        if doubtful and not gang.failed and self._loop.time() < until:
+            self._loop.call_later(_ECHO_S, self._settle, call, gang, raw, until)
+        else:
+            self._complete_now(call, raw)
+            if raw.worker is not None:
+                self._unsettled.discard(raw.worker)
+
+    def _complete_now(self, call: LiveCall, raw: RawOutcome) -> None:
+        self.calls.complete(call, raw)
+        if call.gang is None or raw.error is None or not call.gang.fail():
+            return
+        # Killed, not taken down: jax waits at a barrier for stuck ranks, TensorFlow never leaves (decision 013).
+        others = [other for other in call.gang.calls if self.calls.unfinished.get(other.id) is other]
+        actions = self._dispatch.cancel([other.id for other in others], kill=True)
+        for other in others:
+            self.calls.complete(other, raw)  # before they are ended, or each would fail with its own end as the cause
+        self._perform(actions)
+
+    def _held(self, calls: Iterable[LiveCall]) -> Iterator[tuple[WorkerLink, LiveCall]]:
+        """Yield the calls that a worker holds, each with the link to it."""
+        for call in calls:
+            if call.worker is not None and (link := self.links.get(call.worker)) is not None:
+                yield link, call
+
+    async def close(self, reason: SkywardError | None = None) -> None:
+        """Refuse calls, fail unfinished ones, with ``reason`` if there is one, and close all links. Idempotent."""
+        with self._entrance:
+            self._closed = True
+            self._closed_for = reason
+        if self._ticking is not None:
+            self._ticking.cancel()
+        error = reason or PoolStateError("the pool was closed before the call was done")
+        self._take_in()
+        for call in self.calls:
+            self.calls.complete(call, RawOutcome(error=error))
+        for task in self._tasks:
+            task.cancel()
+        closing = [link.close() for link in self.links.values()]
+        closing += [node.blobs.close() for node in {link.node for link in self.links.values()}]
+        await asyncio.gather(*self._tasks, *closing, return_exceptions=True)
+
+    # --- dispatch's orders --------------------------------------------------------------------------------------------
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        """Execute actions in order; actions that result from one of them run after the rest."""
+        # Sending may fail a call, which leads to more actions: nested, they would overtake those already decided.
+        self._actions.extend(actions)
+        if self._performing or self._closed:
+            return
+        self._performing = True
+        try:
+            while self._actions:
+                action = self._actions.popleft()
+                link = self.links.get(action.worker)
+                match action:
+                    case GiveUp():
+                        if (call := self.calls.unfinished.get(action.call.id)) is not None:
+                            self._complete(call, RawOutcome(error=given_up(call, action, link)))
+                    case _ if link is None:
+                        pass  # the worker has gone since the action was decided, and dispatch has moved its calls
+                    case Send():
+                        self._send(link, cast("Sequence[LiveCall]", action.calls))
+                    case Revoke() | Cancel():
+                        self._take_back(link, action)
+                    case _:
+                        assert_never(action)
+        finally:
+            self._performing = False
+
+    def _send(self, link: WorkerLink, calls: Sequence[LiveCall]) -> None:
+        ready: list[LiveCall] = []
+        for call in calls:
+            if call.worker != link.id:
+                continue  # taken away by an action that an earlier call of this batch led to
+            if isinstance(call.sink, RemoteFuture) and not call.sink.begin():
+                link.unsent.add(call.id)  # so that the cancellation is settled here, without a message
+                self._drop_waiting(call)
+                continue
+            if call.trace is not None:
+                call.trace.sent(link.id)
+            if not call.parcel.blobs or link.hold_present(call):
+                ready.append(call)
+            else:
+                self._spawn(link.ship(call, self._fail))
+        link.send_calls(ready)
+
+    def _fail(self, call: LiveCall, raw: RawOutcome) -> None:
+        actions = self._dispatch.finished([(call.id, 0.0)], self._loop.time())
+        self._complete(call, raw)
+        self._perform(actions)
+
+    def _give_back(self, call_ids: Sequence[int]) -> None:
+        """Return calls that are on no worker to dispatch, which assigns them again."""
+        for call_id in call_ids:
+            if (call := self.calls.unfinished.get(call_id)) is not None:
+                call.let_go()
+        self._perform(self._dispatch.given_back(call_ids, self._loop.time()))
+
+    def _restart(self, call_ids: Sequence[int], why: str) -> None:
+        """Give calls back that need a fresh process; a call that used up several of them fails."""
+        for call in filter(None, map(self.calls.unfinished.get, call_ids)):
+            call.renewals += 1
+            if call.renewals > _RENEWALS:
+                self._fail(call, RawOutcome(error=used_up(call, why)))
+        self._give_back(call_ids)
+
+    def _take_back(self, link: WorkerLink, action: Revoke | Cancel) -> None:
+        unsent = link.unsent.intersection(action.call_ids)
+        sent = [call_id for call_id in action.call_ids if call_id not in unsent]
+        link.unsent -= unsent
+        if unsent:  # still on this side, waiting for blobs: the worker has never seen them
+            self._give_back(list(unsent))
+        if sent:
+            link.send_item(CancelCalls(sent) if isinstance(action, Cancel) else RevokeCalls(sent))
+        if sent and isinstance(action, Cancel):
+            link.end_for(CALL_CANCELLED, sent)
+            self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, link, sent, link.incarnation)
+
+    def _insist(self, link: WorkerLink, call_ids: list[int], incarnation: str) -> None:
+        """Have the supervisor kill a worker that still holds cancelled calls."""
+        # A call that holds the interpreter's lock keeps its worker from reading the cancellation.
+        held = any(self._dispatch.call(call_id) for call_id in call_ids)
+        if held and link.incarnation == incarnation and link.alive and self._is_current(link):
+            self._spawn(link.node.handle.kill_worker(link.id.worker, incarnation))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background, until :meth:`close` at the latest."""
+        # The loop keeps weak references only: a task that nothing else refers to may be collected half-way.
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("in the background: %s", error)
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Announce nodes of these ranks, so that calls wait for their workers."""
+        new = [worker_id for rank in ranks for worker_id in self._workers_of(rank)]
+        for worker_id in new:
+            self._dispatch.expect(worker_id)
+        with self._placing:
+            self.places = tuple(sorted({*self.places, *new}))
+
+    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
+        """Take nodes of these ranks out of use; only calls pinned to their workers are still done there.
+
+        If they are replaced (``comes_back``), pinned calls that have not begun wait for the replacement.
+        """
+        self._leaving = self._leaving.union(ranks) if comes_back else self._leaving.difference(ranks)
+        retired = [worker_id for rank in ranks for worker_id in self._workers_of(rank)]
+        if not comes_back:
+            self._take_places(retired)
+        for worker_id in retired:
+            self._perform(self._dispatch.drain(worker_id, comes_back=comes_back))
+        self._perform(self._dispatch.finished((), self._loop.time()))  # calls of other workers may have become free
+
+    async def attach(self, handle: NodeHandle, timeout_s: float) -> None:
+        """Dial a node's workers, and return when each of them has answered once.
+
+        Raises:
+            BootstrapError: a worker cannot start, or has not answered in time.
+        """
+        self.expect((handle.rank,))  # workers of its predecessor may have been given up
+        node = AttachedNode(handle, self._exchanges)
+        links = [
+            WorkerLink(worker_id, address, self._tls, self, node)
+            for worker_id, address in zip(self._workers_of(handle.rank), handle.lanes, strict=True)
+        ]
+        for link in links:
+            self.links[link.id] = link
+            link.start()
+
+        def give_up() -> None:
+            for link in links:
+                link.give_up(f"{link} did not answer for {timeout_s:g} s; its log: {link.log_path}")
+
+        patience = self._loop.call_later(timeout_s, give_up)
+        try:
+            await asyncio.gather(*(link.ready for link in links))
+        finally:
+            patience.cancel()
+
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
+        """Remove a node that is gone; its calls run elsewhere, pinned ones on its replacement."""
+        for exchange in self._exchanges.values():
+            exchange.leave(rank)
+        for link in [link for link in self.links.values() if link.id.node == rank]:
+            link.give_up(reason)
+            self._remove(link, reason, preempted=preempted)
+        self._leaving -= {rank}
+        if for_good:
+            gone = self._workers_of(rank)
+            self._known.difference_update(gone)
+            self._take_places(gone)
+            for worker_id in gone:
+                self._perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
+
+    async def idle(self, rank: int) -> None:
+        """Wait until the workers of a retired node have nothing left to do."""
+
+        def is_idle() -> bool:
+            waiting = rank not in self._leaving  # otherwise its successor does the waiting calls
+            return all(self._dispatch.drained(worker_id, waiting=waiting) for worker_id in self._workers_of(rank))
+
+        await self._wait(is_idle, f"the calls on node {rank} to end")
+
+    def separation(self) -> str:
+        """Return which attached nodes reach each other if not all of them do; else empty. Thread-safe."""
+        places, links = self.places, tuple(self.links.values())
+        return separation({link.id.node: link.node.handle.instance.network for link in links if link.id in places})
+
+    def handle(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
+        """Handle those messages of a node that concern its workers; ignore the others."""
+        match message:
+            case WorkerExit():
+                if (link := self.links.get(WorkerId(node.rank, message.worker))) is not None:
+                    self._exited(link, message)
+            case WorkerRunning():
+                # Without the rest of the pause between attempts to dial it.
+                if (link := self.links.get(WorkerId(node.rank, message.worker))) is not None and not link.linked:
+                    link.nudge()
+            case _:
+                pass
+
+    def _take_places(self, gone: Sequence[WorkerId]) -> None:
+        with self._placing:
+            self.places = tuple(place for place in self.places if place not in gone)
+
+    def _workers_of(self, rank: int) -> list[WorkerId]:
+        return [WorkerId(rank, worker) for worker in range(self._workers_per_node)]
+
+    async def _wait(self, is_done: Callable[[], bool], what: str) -> None:
+        async def probe() -> bool | None:
+            return is_done() or None
+
+        await wait_until(probe, deadline_s=math.inf, interval_s=_IDLE_CHECK_S, what=what)
+
+    # --- processes of workers -----------------------------------------------------------------------------------------
+
+    def _exited(self, link: WorkerLink, report: WorkerExit) -> None:
+        """Record the end of a worker that its supervisor reports, and lose the worker once its link is down."""
+        if link.incarnation != report.incarnation:
+            if (hopeless := link.start_failed(report.reason, report.last_words)) is not None:
+                self._give_up(link, hopeless)
+            return
+        link.exit_report, link.exit_reason = report, report.reason
+        link.exited.set()
+        if link.linked:  # results may still arrive; but a forked child may hold the link open for ever
+            self._loop.call_later(_EXIT_PATIENCE_S, link.drop_link, report.incarnation)
+        else:
+            self._lose_reported(link)
+
+    def _renew_idle(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
+        """Replace a worker's process once it has no calls left."""
+        link = self.links.get(worker_id)
+        if link is not None and link.incarnation == incarnation:
+            self._perform(self._dispatch.drain(worker_id, comes_back=True))
+            self._spawn(self._renew(link, incarnation, reason))
+
+    async def _renew(self, link: WorkerLink, incarnation: str, reason: str) -> None:
+        def is_over() -> bool:
+            drained = self._dispatch.drained(link.id) and link.id not in self._unsettled
+            return link.incarnation != incarnation or drained
+
+        await self._wait(is_over, f"the calls on {link} to end")
+
+        async def killed() -> bool | None:
+            """Kill the process again until it has gone: its supervisor may not have seen it start yet."""
+            if link.incarnation != incarnation or not link.alive:
+                return True
+            link.end_for(reason)
+            await link.node.handle.kill_worker(link.id.worker, incarnation)
+            return None
+
+        await wait_until(killed, deadline_s=math.inf, interval_s=_KILL_AGAIN_S, what=f"{link} to be replaced")
+
+    def _lose_reported(self, link: WorkerLink) -> None:
+        """Lose a process that is reported to be gone; the next one keeps the link.
+
+        Where its machine may have been taken back with it, that verdict comes first: it decides about retries.
+        """
+        spot = link.node.handle.instance.offer.spot
+        if link.alive and link.was_killed and spot and link.id.node not in self._leaving:
+            self._spawn(self._lose_unless_preempted(link, link.incarnation))
+        else:
+            self._lose(link)
+
+    async def _lose_unless_preempted(self, link: WorkerLink, incarnation: str) -> None:
+        def is_over() -> bool:
+            return not link.alive or link.incarnation != incarnation
+
+        await SYSTEM_CLOCK.sleep(_VERDICT_S)
+        await self._wait(lambda: is_over() or link.node.handle.linked, f"the verdict on {link}")
+        if not is_over():
+            self._lose(link)
+
+    def _lose(self, link: WorkerLink) -> None:
+        """Move the calls of a process that is gone, and publish its last lines."""
+        if not link.alive:
+            return
+        link.alive = False
+        for line in self._crashes.once(link.last_lines()):
+            self._bus.publish(line)
+        preempted = link.was_killed and link.id.node in self._leaving
+        reason = f"{link.exit_reason or 'its process is gone'}{', as its machine is preempted' if preempted else ''}"
+        why_ended = link.why_ended(self._dispatch.call)
+        self._move_calls(link, f"{why_ended} ({reason})" if why_ended else reason, why_ended, preempted=preempted)
+
+    def _move_calls(self, link: WorkerLink, reason: str, why_ended: str = "", *, preempted: bool = False) -> None:
+        self.calls.leave(link.id)
+        leaving = link.id.node in self._leaving
+        # otherwise the worker left as planned, and its end is no event
+        is_event = (link.id in self.places and not leaving) or not self._dispatch.drained(link.id)
+        ran = self._dispatch.begun_on(link.id, link.begun)
+        losses = ran.losses if ran is not None else 0
+        link.unsent.clear()
+        now = self._loop.time()
+        overran = link.exit_report.overran if link.exit_report is not None else 0
+        actions = self._dispatch.worker_lost(
+            link.id, reason, now, begun=link.begun, preempted=preempted, overran=overran
+        )
+        if is_event:
+            event = link.loss(reason, why_ended)
+            if ran is not None and isinstance(event, WorkerLost):
+                failed = [action.call for action in actions if isinstance(action, GiveUp)]
+                event = with_call(event, cast("LiveCall", ran), charged=ran.losses > losses, failed=ran in failed)
+            self._bus.publish(event)
+        self._perform(actions)
+
+    def _remove(self, link: WorkerLink, reason: str, *, preempted: bool = False) -> None:
+        """Close a link for good, and move the calls of its worker."""
+        if link.alive:
+            link.alive = False
+            self._move_calls(link, reason, preempted=preempted)
+        self.links.pop(link.id, None)
+        self._spawn(link.close())
+
+    def _give_up(self, link: WorkerLink, reason: str) -> None:
+        self._remove(link, reason)
+        self._take_places([link.id])
+        self._perform(self._dispatch.worker_gone(link.id, reason, self._loop.time()))
+
+    # --- reports of the links (LinkOwner) -----------------------------------------------------------------------------
+
+    def lane_up(self, link: WorkerLink) -> None:
+        """See :class:`~skyward.scheduling.worker_link.LinkOwner`."""
+        if not self._is_current(link):
+            return
+        if link.id in self._known:
+            self._bus.publish(WorkerReplaced(link.id.node, link.id.worker, link.node.handle.instance.id))
+        self._known.add(link.id)
+        link.reset()
+        retired, held = link.id not in self.places, link.id.node in self._leaving
+        now, round_trip_s = self._loop.time(), link.round_trip_s
+        self._perform(self._dispatch.worker_up(link.id, now, round_trip_s=round_trip_s, retired=retired, held=held))
+
+    def lane_linked(self, link: WorkerLink, *, linked: bool) -> None:
+        """See :class:`~skyward.scheduling.worker_link.LinkOwner`."""
+        link.linked = linked
+        if not linked and link.exit_reason and self._is_current(link):
+            self._lose_reported(link)
+
+    async def lane_lost(self, link: WorkerLink) -> None:
+        """See :class:`~skyward.scheduling.worker_link.LinkOwner`."""
+        # The report of its end takes another connection than the answer of the next process. Without it all calls that
+        # were sent count as begun, and the error has no cause. A control connection that is down must not keep the
+        # next process waiting.
+        if self._is_current(link):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(link.exited.wait(), _EXIT_PATIENCE_S)
+            self._lose(link)
+
+    def lane_items(self, link: WorkerLink, items: Sequence[Item]) -> None:
+        """See :class:`~skyward.scheduling.worker_link.LinkOwner`."""
+        if self.links.get(link.id) is not link:
+            return  # its node is gone, and its calls run elsewhere
+        if not link.alive:  # its calls run elsewhere by now; only printed lines are still of use
+            items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT, Kind.RECORD)]
+        finished: list[tuple[int, float]] = []
+        foreign: int | None = None
+        only_results = len(items) == 1 and items[0][0] == Kind.RESULTS
+        with nullcontext() if only_results else self._bus.together():
+            for item in items:
+                try:
+                    # Answers count only from the worker that has the call: it runs user code, and may send anything.
+                    if (foreign := self._dispatch.foreign(link.id, answered_calls(item))) is not None:
+                        break
+                    self._handle_item(link, to_client(item), finished)
+                except Exception as error:  # items behind this one belong to other calls, which must not wait for ever
+                    log.exception("an item of kind %s from worker %s could not be handled", item[0], link.id)
+                    finished += self._spoil(item, error)
+        if finished:  # together: dispatch assigns once for a message, not once for each of its calls
+            now = self._loop.time()
+            self._perform(self._dispatch.finished(finished, now))
+            self._eager = not self.calls.unfinished and now < self._busy_since + PROMPT_S
+        if foreign is not None:
+            # The link goes, because items already on their way must not count either.
+            reason = f"{link} answered for call {foreign}, which it does not have: it gets no more calls"
+            self._bus.publish(Error(reason, link.node.handle.instance.id))
+            self._give_up(link, reason)
+
+    def lane_failed(self, link: WorkerLink, why: str) -> None:
+        """See :class:`~skyward.scheduling.worker_link.LinkOwner`."""
+        self._bus.publish(Error(why, link.node.handle.instance.id))
+
+    def _is_current(self, link: WorkerLink) -> bool:
+        return self.links.get(link.id) is link
+
+    def _handle_item(self, link: WorkerLink, item: ToClient, finished: list[tuple[int, float]]) -> None:
+        """Handle an item; add the calls that it ends to ``finished``, with the seconds that each took."""
+        unfinished = self.calls.unfinished
+        match item:
+            case SmallResults():
+                for call_id, seconds, data in zip(item.call_ids, item.seconds, item.pickles, strict=True):
+                    if (call := unfinished.get(call_id)) is not None:
+                        self.calls.complete(call, RawOutcome(data, seconds, link.id))
+                    finished.append((call_id, seconds))
+            case CallResult(call_id, outcome):
+                if (call := unfinished.get(call_id)) is not None:
+                    self._complete(call, call.arriving().outcome(outcome, link.id))
+                finished.append((call_id, float(outcome.seconds)))
+            case ResultChunk():
+                if (call := unfinished.get(item.call_id)) is not None:
+                    call.arriving().add_chunk(item)
+            case _:
+                self._handle_notice(link, item)
+
+    def _handle_notice(
+        self,
+        link: WorkerLink,
+        item: PrintedLines | EmittedEvent | LoggedRecord | RevokedCalls | MissingBlobs | GangAddress | SpentProcess,
+    ) -> None:
+        match item:
+            case PrintedLines():
+                link.log_end = max(link.log_end, item.log_end)
+                self._publish(link, item)
+            case EmittedEvent() | LoggedRecord():
+                self._publish(link, item)
+            case RevokedCalls():
+                self._give_back(item.call_ids)
+            case MissingBlobs():
+                link.node.blobs.forget(item.blob_ids)
+                self._give_back([item.call_id])
+            case GangAddress():
+                self._collect_address(item)
+            case SpentProcess():
+                self._renew_idle(link.id, link.incarnation, "a call needed a fresh process")
+                self._restart(item.call_ids, item.why)
+            case _:
+                assert_never(item)
+
+    def _spoil(self, item: Item, error: Exception) -> Iterator[tuple[int, float]]:
+        """Fail the calls whose results cannot be decoded: no other answer will arrive for them."""
+        for call_id in answered_calls(item) if item[0] in (Kind.RESULT, Kind.RESULTS) else ():
+            if (call := self.calls.unfinished.get(call_id)) is not None:
+                self._complete(call, RawOutcome(error=error))
+                yield call.id, 0.0
+
+    def _collect_address(self, item: GangAddress) -> None:
+        call = self.calls.unfinished.get(item.call_id)
+        if call is None or call.gang is None or call.header is None:
+            return
+        texts = call.gang.add_address(call.header.rank, item.text)
+        if texts is None:
+            return
+        if apart := self.separation():  # a node was added or replaced since the submission
+            self.end_calls(call.gang.calls, kill=True, error=out_of_reach(call.parcel.label, apart))
+            return
+        for link, member in self._held(call.gang.calls):
+            link.send_item(GangAddresses(member.id, texts))
+
+    def _publish(self, link: WorkerLink, item: PrintedLines | LoggedRecord | EmittedEvent) -> None:
+        call = self.calls.unfinished.get(item.call_id)
+        own = call is not None and call.worker == link.id
+        incoming = call.arriving() if call is not None and own else Incoming()
+        callbacks = call.callbacks if call is not None else ()
+        # A dropped call that had begun runs on, and its lines have its name.
+        named = call or self._dispatch.call(item.call_id)
+        name = named.name if isinstance(named, LiveCall) else ""
+        instance_id = link.node.handle.instance.id
+        for event in incoming.events(item, worker=link.id, instance_id=instance_id, call=name):
+            self._bus.publish(event, callbacks)
+            if isinstance(item, LoggedRecord) and isinstance(event, LogLine):
+                self._bus.run(partial(handle_record, item.values, event.place))
+        incoming.shown = self._bus.delivery()
+
+    # --- facts for displays -------------------------------------------------------------------------------------------
+
+    def snapshot(self, base: PoolSnapshot) -> PoolSnapshot:
+        """Return ``base`` with the calls, and with the present state of its nodes' workers."""
+        now, calls = self._loop.time(), self.calls
+        nodes = tuple(
+            replace(node, workers=tuple(self._worker(WorkerId(node.node, each.worker), now) for each in node.workers))
+            for node in base.nodes
+        )
+        running = len(self._dispatch.running())
+        return replace(
+            base,
+            nodes=nodes,
+            queued=len(calls.unfinished) - running,
+            running=running,
+            done=calls.ended - calls.failed - calls.cancelled,
+            failed=calls.failed,
+            cancelled=calls.cancelled,
+            last_failure=calls.last_failure,
+            works=calls.progress(self._running_works()),
+        )
+
+    def completed(self, event: Progress) -> Progress:
+        """See :meth:`skyward.scheduling.calls.CallTable.completed`. Thread-safe."""
+        return self.calls.completed(event)
+
+    def _running_works(self) -> Iterator[WorkCount | None]:
+        return (cast("LiveCall", call).work for call in self._dispatch.running())
+
+    def _worker(self, worker_id: WorkerId, now: float) -> WorkerSnapshot:
+        load = self._dispatch.load(worker_id)
+        if load is None:
+            return WorkerSnapshot(worker=worker_id.worker)
+        if load.call is None:
+            return WorkerSnapshot(worker=worker_id.worker, state="idle")
+        return WorkerSnapshot(
+            worker=worker_id.worker,
+            state="running",
+            call=cast("LiveCall", load.call).name,
+            seconds=max(0.0, now - load.since),
+            waiting=load.behind,
+        )
+
+
+def _limited(header: CallHeader | None, limits: CallLimits) -> CallHeader:
+    memory_bytes = round((limits.memory_gib or 0) * _GIB)
+    return replace(header or CallHeader(), timeout_s=limits.timeout_s or 0.0, memory_bytes=memory_bytes)

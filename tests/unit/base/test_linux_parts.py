@@ -1,0 +1,66 @@
+"""Linux's own calls, on Linux; tests/e2e/laptops has their substitutes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyward.base import linux_parts
+
+
+@pytest.fixture(scope="module")
+def ended() -> int:
+    """Number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_the_end_of_any_process_is_awaited(ended: int) -> None:
+    assert linux_parts.wait_for_end(ended, within_s=60)
+    assert not linux_parts.wait_for_end(os.getpid(), within_s=0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        assert not linux_parts.wait_for_end(process.pid, within_s=0)
+        process.kill()
+        assert linux_parts.wait_for_end(process.pid, within_s=60)
+
+
+def test_a_process_is_known_by_the_time_of_its_start(ended: int) -> None:
+    started = linux_parts.start_ticks(os.getpid())
+
+    assert started == linux_parts.start_ticks(os.getpid())
+    assert started is not None
+    assert int(started) >= int(linux_parts.start_ticks(os.getppid()) or 0) > 0
+    with pytest.raises(ProcessLookupError, match=str(ended)):
+        linux_parts.start_ticks(ended)
+
+
+def test_ports_of_outgoing_connections_are_those_of_the_system() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        first, last = linux_parts.ephemeral_ports()
+        assert first <= client.getsockname()[1] <= last < 65_536
+    assert Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split() == [str(first), str(last)]
+
+
+@pytest.mark.parametrize("depth", [1, 120])
+def test_a_socket_lies_in_its_folder_however_deep_that_is(tmp_path: Path, depth: int) -> None:
+    (folder := tmp_path / ("d" * depth)).mkdir()
+    before = set(linux_parts.open_descriptors())
+    with socket.socket(socket.AF_UNIX) as server, linux_parts.socket_path(folder, "name") as address:
+        server.bind(address)
+    assert (folder / "name").is_socket()
+    assert set(linux_parts.open_descriptors()) <= before
+
+
+def test_a_text_is_read_from_its_path_and_leaves_no_descriptor() -> None:
+    before = set(linux_parts.open_descriptors())
+    with linux_parts.readable_path("key") as path:
+        assert Path(path).read_text() == "key"
+        child = subprocess.run([sys.executable, "-c", f"open({path!r})"], capture_output=True, check=False)
+        assert child.returncode, "a child inherits no key"
+    assert set(linux_parts.open_descriptors()) <= before

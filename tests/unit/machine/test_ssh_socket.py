@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from skyward.machine.ssh_login import LiveSocket
+
+SILENCE_S = 0.3
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[LiveSocket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    live = LiveSocket(ours, silence_s=SILENCE_S)
+    with theirs:
+        yield live, theirs
+        live.close()
+
+
+def read(live: LiveSocket, nbytes: int = 100) -> bytes:
+    """As paramiko does: again and again."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return live.recv(nbytes)
+
+
+def test_what_comes_is_handed_out_in_the_pieces_asked_for(ends: tuple[LiveSocket, socket.socket]) -> None:
+    live, theirs = ends
+    theirs.sendall(b"header and the rest")
+
+    assert (read(live, 6), read(live, 100)) == (b"header", b" and the rest")
+    theirs.close()
+    assert read(live) == b""
+
+
+def test_silence_is_no_reason_to_worry_while_nobody_asks(ends: tuple[LiveSocket, socket.socket]) -> None:
+    live, theirs = ends
+    sender = threading.Timer(2 * SILENCE_S, theirs.sendall, (b"late",))
+    sender.start()
+
+    assert read(live) == b"late"
+    sender.join()
+
+
+def test_silence_is_broken_by_asking(ends: tuple[LiveSocket, socket.socket]) -> None:
+    live, theirs = ends
+    asked: list[int] = []
+
+    def ask() -> None:
+        asked.append(1)
+        theirs.sendall(b"yes" if len(asked) > 4 else b".")
+
+    live.on_idle = ask
+    assert [read(live) for _ in range(5)] == [b"."] * 4 + [b"yes"]
+    assert not live.reason
+
+
+def test_silence_that_asking_does_not_break_is_the_end(ends: tuple[LiveSocket, socket.socket]) -> None:
+    live, theirs = ends
+    asked: list[int] = []
+    live.on_idle = lambda: asked.append(1)
+
+    with pytest.raises(ConnectionAbortedError, match=r"did not answer for 0\.3 s") as raised:
+        read(live)
+
+    assert len(raised.value.args) == 2  # paramiko's thread dies of fewer
+    assert asked == [1, 1]
+    assert live.reason == "the peer did not answer for 0.3 s"
+    assert theirs.recv(1) == b""
+
+
+def test_other_end_that_takes_nothing_is_the_end(ends: tuple[LiveSocket, socket.socket]) -> None:
+    live, _ = ends
+
+    with pytest.raises(ConnectionAbortedError, match="accepted nothing"):
+        live.send(bytes(64 << 20))
+
+
+def test_all_is_sent_however_little_the_other_end_takes(ends: tuple[LiveSocket, socket.socket]) -> None:
+    live, theirs = ends
+    received: list[int] = []
+
+    def receive() -> None:
+        while sum(received) < 4 << 20:
+            received.append(len(theirs.recv(4096)))
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    assert live.send(bytes(4 << 20)) == 4 << 20
+    receiver.join()
+
+
+@pytest.mark.parametrize("end", [LiveSocket.close, lambda live: live.abort("given up")])
+def test_reader_in_another_thread_ends_at_once(end: Callable[[LiveSocket], None]) -> None:
+    ours, theirs = socket.socketpair()
+    live = LiveSocket(ours, silence_s=60)
+    ended: list[bytes | OSError] = []
+
+    def wait() -> None:
+        try:
+            ended.append(read(live))
+        except OSError as error:
+            ended.append(error)
+
+    reader = threading.Thread(target=wait)
+    reader.start()
+    with theirs:
+        end(live)
+        reader.join(1)
+    live.close()
+    assert not reader.is_alive()
+    assert ended == [b""] or isinstance(ended[0], OSError)
+
+
+def test_closing_is_told_once() -> None:
+    ours, theirs = socket.socketpair()
+    told: list[int] = []
+    live = LiveSocket(ours, silence_s=60, on_close=lambda: told.append(1))
+
+    live.close()
+    live.close()
+    theirs.close()
+
+    assert told == [1]
+    assert live.closed

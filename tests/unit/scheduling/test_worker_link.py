@@ -1,0 +1,48 @@
+"""What a link to a worker sends ahead of calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from skyward.scheduling.calls import LiveCall
+from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.worker_link import WorkerLink
+from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
+from skyward.shipping.sources import SourceSet
+from skyward.wire.messages import ModuleSource, Payload, StoreSources, ToWorker
+
+MIB = 1 << 20
+
+
+class FarSide(WorkerLink):
+    """Link that keeps what is pushed."""
+
+    def __init__(self) -> None:
+        node: Any = None
+        owner: Any = SimpleNamespace(lane_items=print)
+        tls: Any = None
+        super().__init__(WorkerId(0, 0), "", tls, owner, node)
+        self.pushed: list[ToWorker] = []
+
+    def push(self, item: ToWorker) -> None:
+        self.pushed.append(item)
+
+
+def source(name: str) -> ModuleSource:
+    files = (("data", bytes(8 * MIB)),) if "." not in name else ()
+    return ModuleSource(name=name, text="", is_package=True, origin=f"/{name}", edition_ns=1, files=files)
+
+
+async def test_sources_of_many_projects_are_sent_in_items_that_a_message_can_carry_and_each_once() -> None:
+    names = [f"project{number}{part}" for number in range(10, 20) for part in ("", ".a", ".b")]
+    sources = SourceSet(sources=tuple(map(source, names)), number=1)
+    function = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")), sources=sources)
+    link = FarSide()
+    sink: Any = None
+    for number in (1, 2):
+        parcel = Parcel(label="f", function=function, data=b"x", retries=3)
+        link.send_calls([LiveCall(id=number, kind="f", parcel=parcel, sink=sink)])
+    items = [item for item in link.pushed if isinstance(item, StoreSources)]
+    assert [each.name for item in items for each in item.sources] == names
+    assert max(item.nbytes for item in items) < 16 * MIB
