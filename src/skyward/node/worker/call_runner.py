@@ -250,8 +250,7 @@ class CallRunner:
     def work(self) -> None:
         """Run calls until :meth:`close`, in the calling thread; no other thread may."""
         self._thread = threading.get_ident()
-        self._signals = Signals()
-        with _open_folder() as folder, enter_call(_ALONE), use_callback(self._emit):
+        with _open_folder() as folder, self._signals, enter_call(_ALONE), use_callback(self._emit):
             while not self._closed:
                 call = self._next()
                 if call is not None:
