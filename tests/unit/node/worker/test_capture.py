@@ -178,6 +178,19 @@ class TestTheWorkersOwnPart:
 
         assert (tmp_path / "log").read_text() == "trouble\n"
 
+    def test_makes_the_log_known_so_that_calls_without_output_cost_no_check(self, tmp_path: Path) -> None:
+        program = """if True:
+            import pathlib, sys
+            from skyward.node.worker.capture import WorkerLog
+            log = WorkerLog(pathlib.Path(sys.argv[1], "log"), pathlib.Path(sys.argv[1], "mark"))
+            log.redirect()
+            assert not log.is_quiet
+            log.own.write("a line\\n")
+            log.hand_on(lambda data, whole: None)
+            assert log.is_quiet
+        """
+        run(program, tmp_path)
+
 
 def run(program: str, folder: Path, expected: int = 0) -> None:
     done = subprocess.run([sys.executable, "-c", program, str(folder)], timeout=60, check=False)
