@@ -28,6 +28,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib.abc import MetaPathFinder
@@ -104,21 +105,22 @@ def added_package_folders() -> list[str]:
     """
     known = {str(folder) for folder in _folders_of_python()}
     known |= {str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each}
-    known |= {line for folder in map(Path, [*known]) for file in folder.glob("*.pth") for line in _lines(file)}
+    known |= {line for folder in map(Path, [*known]) for line in _lines_of_pth_files(folder)}
     entries = [str(Path(entry).resolve()) for entry in sys.path if entry]
     return [entry for entry in dict.fromkeys(entries) if entry not in known and _has_packages(Path(entry))]
 
 
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
+def _lines_of_pth_files(folder: Path) -> Iterator[str]:
+    with suppress(OSError):  # another user's folder, as after `sudo -u`
+        for file in folder.glob("*.pth"):
+            with suppress(OSError, UnicodeDecodeError):
+                yield from file.read_text(encoding="utf-8").splitlines()
 
 
 def _has_packages(entry: Path) -> bool:
-    if any((entry / package / "__init__.py").is_file() for package in OWN_PACKAGES):
-        return True
+    with suppress(OSError):
+        if any((entry / package / "__init__.py").is_file() for package in OWN_PACKAGES):
+            return True
     return any(True for _ in importlib.metadata.distributions(path=[str(entry)]))
 
 

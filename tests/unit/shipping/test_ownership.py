@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import skyward
-from skyward.shipping.sources import is_installed_at, is_the_users
+from skyward.shipping.sources import added_package_folders, is_installed_at, is_the_users
+from support.users import as_other_user
 
 INIT = "own/__init__.py"
 
@@ -160,3 +161,13 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+def test_folders_that_may_not_be_read_have_no_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after ``sudo -u``, which keeps another user's home folder."""
+    (tmp_path / "closed").mkdir(mode=0o000)
+    with as_other_user(tmp_path):
+        monkeypatch.setenv("PYTHONPATH", "closed")
+        monkeypatch.setattr(sys, "path", [*sys.path, "closed"])
+        folders = added_package_folders()
+    assert [folder for folder in folders if folder.endswith("closed")] == []
