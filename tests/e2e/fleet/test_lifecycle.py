@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,6 @@ import skyward as sky
 from skyward.errors import PoolStateError, SkywardError
 from skyward.ledger.ledger import Ledger
 from skyward.scheduling.calls import LiveCall
-from skyward.scheduling.running import RunningPool
 from skyward.scheduling.scheduler import Scheduler
 
 
@@ -101,8 +101,8 @@ def test_ctrl_c_while_waiting_ends_the_call_and_the_pool_stays_usable() -> None:
 
 
 def test_ctrl_c_right_after_a_call_was_queued_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter(self: Scheduler, calls: Sequence[LiveCall]) -> None:
-        queue(self, calls)
+    def enter(self: Scheduler, *arguments: Any) -> None:
+        queue(self, *arguments)
         raise KeyboardInterrupt
 
     queue = Scheduler._queue
@@ -116,13 +116,13 @@ def test_ctrl_c_right_after_a_call_was_queued_ends_it(monkeypatch: pytest.Monkey
 
 
 def test_ctrl_c_after_the_first_failure_ends_the_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cancel(self: RunningPool, calls: Sequence[LiveCall], *, kill: bool = True) -> None:
+    def cancel(self: Scheduler, calls: Sequence[LiveCall], *, kill: bool = True) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
     naps = [sky.compute(time.sleep)(600) for _ in range(3)]
     with new_pool() as pool:
-        monkeypatch.setattr(RunningPool, "cancel", cancel)
+        monkeypatch.setattr(Scheduler, "cancel", cancel)
         with pytest.raises(KeyboardInterrupt):
             sky.gather(fail(), *naps) >> pool
         assert pool.submit(abs, -1).result(60) == 1
