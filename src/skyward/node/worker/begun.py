@@ -50,15 +50,6 @@ def process_of(mark: memoryview | None) -> int | None:
     return (mark[_PROCESS] or None) if mark is not None else None
 
 
-def process_at(path: str) -> int | None:
-    """Return :func:`process_of` the mark in a file; None if there is no such file."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError:
-        return None
-    return process_of(memoryview(data).cast("Q")) if len(data) == _BYTES else None
-
-
 def arm(mark: MutableSequence[int] | memoryview, *, timeout_s: float, memory_bytes: int) -> None:
     """Store the limits of the call that the mark names; from now on they hold. Zero is no limit."""
     mark[_DEADLINE] = min(time.monotonic_ns() + round(timeout_s * 1e9), _MOST) if timeout_s else 0

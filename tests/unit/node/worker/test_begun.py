@@ -14,7 +14,6 @@ from skyward.node.worker.begun import (
     mark_path,
     open_mark,
     overrun,
-    process_at,
     process_of,
     take_mark,
 )
@@ -48,15 +47,13 @@ def test_where_no_mark_can_be_made_there_is_none(tmp_path: Path) -> None:
 
 def test_the_process_is_known_from_the_moment_it_may_accept_calls(tmp_path: Path) -> None:
     path = mark_path(str(tmp_path), "a")
-    assert process_at(path) is None
     make_mark(path)
     mark = open_mark(path)
     assert mark is not None
-    assert (process_of(mark), process_at(path)) == (None, None)
+    assert process_of(mark) is None
     enter(mark)
-    assert process_of(mark) == process_at(path) == os.getpid()
-    take_mark(path)
-    assert process_at(path) is process_of(None) is None
+    assert process_of(mark) == os.getpid()
+    assert process_of(None) is None
 
 
 def opened(tmp_path: Path, position: int) -> memoryview:
