@@ -212,18 +212,15 @@ def check_restart(pool: sky.ComputePool, cloud: FakeCloud, folder: Path) -> None
     assert deadline(doomed) == before
 
 
-class Impatient:
-    """A provider whose machines are given up after a short time."""
+def give_up_early(provider: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the provider's machines be given up after a short time."""
+    kind: type[Any] = type(provider)
+    offers = kind.offers
 
-    def __init__(self, provider: Any) -> None:
-        self._provider = provider
+    async def impatient(self: Any, request: PoolRequest) -> Sequence[Offer]:
+        return [dataclasses.replace(offer, ready_within_s=READY_WITHIN_S) for offer in await offers(self, request)]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._provider, name)
-
-    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
-        found = await self._provider.offers(request)
-        return [dataclasses.replace(each, ready_within_s=READY_WITHIN_S) for each in found]
+    monkeypatch.setattr(kind, "offers", impatient)
 
 
 # In `make test`: test_cloud_limits.py for the host key, unit/fleet/test_unfit_machines.py for the others.
@@ -236,7 +233,8 @@ def test_hosts_that_fail_are_replaced_elsewhere_and_their_cost_is_in_the_summary
     monkeypatch.setattr(machine_size, "CORES_SHARE", 2 / sold.cpu)
     room_of(cloud).faults += [ContainerFault.SILENT, ContainerFault.IMPOSTOR, ContainerFault.SMALL]
     events: list[SkywardEvent] = []
-    provider: Any = Impatient(vendor.provider(cloud))
+    provider: Any = vendor.provider(cloud)
+    give_up_early(provider, monkeypatch)
     with sky.ComputePool(
         provider=provider, nodes=2, machine=vendor.machine, image=IMAGE, display="quiet", on_event=events.append
     ) as pool:
