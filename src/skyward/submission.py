@@ -36,6 +36,7 @@ __all__ = [
     "bearable",
     "named",
     "refuse_operations",
+    "worker_names",
 ]
 
 R = TypeVar("R")
@@ -370,6 +371,16 @@ class NodeStatus:
     accelerators: tuple[str, ...] = ()
     spot: bool = False
     price_per_hour: float | None = None
+
+
+def worker_names(rank: int, workers: int) -> tuple[str, ...]:
+    """Return the names of a node's workers, by index.
+
+    Args:
+        rank: the node's rank.
+        workers: number of its workers.
+    """
+    return tuple(f"node{rank}-worker{worker}" for worker in range(workers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

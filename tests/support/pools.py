@@ -25,8 +25,8 @@ from skyward.request.instance import InstanceSpec
 from skyward.request.request import SpotLike, parse_request
 from skyward.scheduling.calls import LiveCall, RemoteFuture
 from skyward.scheduling.dispatch import WorkerId
-from skyward.scheduling.elastic import Elastic
 from skyward.scheduling.scheduler import Scheduler
+from skyward.scheduling.services import Services
 from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
 from skyward.wire.control import Message
 from skyward.wire.frames import TlsIdentity
@@ -98,7 +98,7 @@ class Ticket:
     ran_on: list[SimulatedWorker] = field(default_factory=list[SimulatedWorker])
 
 
-class _WatchedElastic(Elastic):
+class _WatchedScheduler(Scheduler):
     """Knows which ranks the fleet may have machines for, and which nodes were taken from the engine."""
 
     nodes: SimulatedNodes
@@ -128,9 +128,8 @@ class SimulatedPool:
         provider: who has the machines.
         nodes: all there ever were.
         fleet: see :class:`Fleet`.
-        scheduler: see :class:`Scheduler`.
-        elastic: see :class:`Elastic`; ``expected`` are the ranks there may be machines for, ``detached`` the ids of the
-            instances that the engine was told to forget.
+        scheduler: see :class:`Scheduler`; ``expected`` are the ranks there may be machines for, ``detached`` the ids
+            of the instances that it was told to forget.
         events: what the pool published.
         tickets: the calls submitted, in order.
         released: until it is set, calls that are held do not go on.
@@ -196,15 +195,13 @@ class SimulatedPool:
         bus: Any = SimpleNamespace(publish=self._publish, together=nullcontext)
         network: Any = self.network
         loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
-        self.scheduler = Scheduler(network, bus, workers_per_node=workers, thread=loop)
-        self.elastic = _WatchedElastic(
-            self.fleet, self.scheduler, tls=_TLS, publish=self.events.append, workers_per_node=workers
-        )
-        self.elastic.nodes = self.nodes
+        services = Services(self.fleet, tls=_TLS, publish=self.events.append)
+        self.scheduler = _WatchedScheduler(network, bus, workers_per_node=workers, thread=loop, services=services)
+        self.scheduler.nodes = self.nodes
 
     async def open(self) -> None:
         """Bring its fleet up."""
-        await self.fleet.start(self.elastic)
+        await self.fleet.start(self.scheduler)
 
     async def close(self) -> None:
         """End it, as a pool does."""

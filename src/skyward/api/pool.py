@@ -397,7 +397,7 @@ class ComputePool(CallsByFunction):
         Raises:
             PoolStateError: the pool is not open.
         """
-        return self._ready.elastic.status()
+        return self._ready.fleet.status()
 
     def scale(self, nodes: int, *, drop: Collection[int] = ()) -> Future[None]:
         """Grow or shrink to ``nodes`` nodes, while calls run.
@@ -494,7 +494,7 @@ class ComputePool(CallsByFunction):
     @property
     def capacity(self) -> int:
         """See :attr:`skyward.submission.TaskSubmitter.capacity`."""
-        nodes = self._running.elastic.wanted if self._running else self._request.nodes
+        nodes = len(self._running.fleet.wanted) if self._running else self._request.nodes
         return nodes * self._request.workers_per_node
 
     def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep, to_its_end
@@ -16,6 +17,7 @@ from skyward.errors import (
     BudgetError,
     CapacityError,
     ConfigurationError,
+    FetchError,
     PoolStateError,
     SkywardError,
     TerminationError,
@@ -25,13 +27,15 @@ from skyward.events import Error, InstancePreempted, Notice, SkywardEvent
 from skyward.fleet.machines import Machine, Machines
 from skyward.fleet.node_handle import NodeHandle, NodeListener, NodeLoss, open_node, unless_gone
 from skyward.fleet.node_setup import NodeSetup, OpenNode
+from skyward.fleet.outputs import fetch_files, joined
 from skyward.fleet.topology import HEAD, joins, separation, service_out_of_reach
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import reason_of
 from skyward.market.choose import UnfitMachineError
-from skyward.market.cost import CostReport
+from skyward.market.cost import CostReport, charged_price
 from skyward.providers.base import Provider
 from skyward.request.request import PoolRequest
+from skyward.submission import FleetStatus, NodeStatus, worker_names
 from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
 
@@ -66,10 +70,11 @@ class NodeState(enum.Enum):
 
 
 _UP = (NodeState.JOINING, NodeState.READY)
+_COMING_UP = (NodeState.PREPARING, NodeState.STARTING, NodeState.JOINING)
 
 
 class FleetUser(Protocol):
-    """User of the nodes, such as the engine. Called on the event loop."""
+    """User of the nodes: the pool's scheduler. Called on the event loop."""
 
     def expect(self, ranks: Iterable[int]) -> None:
         """Expect nodes of these ranks: work may be planned for them."""
@@ -207,6 +212,80 @@ class Fleet:
     def cost(self, now: float) -> CostReport:
         """Return the cost of the fleet until ``now``, an ``elapsed`` reading of its clock in seconds."""
         return CostReport(usages=tuple(machine.usage for machine in self._machines.all), now=now)
+
+    def status(self) -> FleetStatus:
+        """Return the present state of the fleet. Thread-safe."""
+        members = dict(self._members)  # a copy, because the loop changes it while another thread reads
+        return FleetStatus(
+            wanted=len(self.wanted),
+            workers_per_node=self._request.workers_per_node,
+            nodes=tuple(self._node_status(member) for _, member in sorted(members.items())),
+            cost=self.cost(self._clock.elapsed()).total,
+        )
+
+    def _node_status(self, member: Member) -> NodeStatus:
+        state = "ending" if not member.wanted else "starting" if member.state in _COMING_UP else member.state.value
+        workers = worker_names(member.rank, self._request.workers_per_node)
+        if (machine := member.machine) is None:
+            return NodeStatus(rank=member.rank, state=state, workers=workers)
+        offer = machine.instance.offer
+        return NodeStatus(
+            rank=member.rank,
+            state=state,
+            workers=workers,
+            instance_id=machine.instance.id,
+            instance_type=offer.spec.name,
+            accelerators=(offer.spec.accelerator,) * offer.spec.accelerator_count if offer.spec.accelerator else (),
+            spot=offer.spot,
+            price_per_hour=charged_price(machine.instance),
+        )
+
+    # --- nodes in use -----------------------------------------------------------------------------------------------
+
+    def started_nodes(self) -> list[NodeHandle]:
+        """Return the nodes whose supervisor runs."""
+        return [node for node in self.nodes if self._members[node.rank].state in _UP]
+
+    def ready_nodes(self) -> list[NodeHandle]:
+        """Return the nodes that the engine uses, or is about to use."""
+        return [node for node in self.nodes if self._members[node.rank].state is NodeState.READY]
+
+    def head(self) -> NodeHandle:
+        """Return the head node.
+
+        Raises :class:`~skyward.errors.PoolStateError` while it is being replaced, or if it was given up.
+        """
+        if HEAD not in self.wanted:
+            raise PoolStateError("node 0, where the scheduler runs, is gone for good; pool.scale() brings another")
+        for node in self.ready_nodes():
+            if node.rank == HEAD:
+                return node
+        raise PoolStateError("the head node, where the scheduler runs, is being replaced; try again in a moment")
+
+    def separation(self) -> str:
+        """Return which nodes in use do not reach each other; empty if all do."""
+        wanted = self.wanted
+        return separation({node.rank: node.instance.network for node in self.ready_nodes() if node.rank in wanted})
+
+    async def forward(self, address: str) -> str:
+        """Return the ``host:port`` through which this process reaches ``host:port`` of the head node."""
+        return await self.head().forward(address)
+
+    async def fetch(self, patterns: Sequence[str], to: Path, rank: int | None) -> list[Path]:
+        """See :meth:`skyward.api.pool.ComputePool.fetch`."""
+        nodes = self.ready_nodes()
+        if rank is not None:
+            ranks = ", ".join(str(node.rank) for node in nodes) or "none"
+            nodes = [node for node in nodes if node.rank == rank]
+            if not nodes:
+                raise ConfigurationError(f"node must be the rank of a node that is ready ({ranks}), got {rank!r}")
+        fetched = await fetch_files(nodes, patterns, to, apart=rank is None and len(self.wanted) > 1)
+        if fetched.left_out:
+            self._publish(Notice(f"not fetched: {joined(fetched.left_out)}"))
+        if fetched.failures:
+            others = f"; {len(fetched.paths)} others are in {to}" if fetched.paths else ""
+            raise FetchError(f"{joined(fetched.failures, '; ')}{others}")
+        return list(fetched.paths)
 
     # --- opening, scaling, closing ----------------------------------------------------------------------------------
 

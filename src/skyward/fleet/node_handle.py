@@ -247,8 +247,8 @@ class NodeHandle:
             self.transport, self._environment, config, on_this_machine=self.access.on_this_machine
         )
         identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
-        self.lanes = tuple([await self._forwarded(lane) for lane in self._ready.lanes])
-        address = await self._forwarded(self._ready.control)
+        self.lanes = tuple([await self.forward(lane) for lane in self._ready.lanes])
+        address = await self.forward(self._ready.control)
         self._control = ControlClient(address, identity, on_message=self._receive, on_lost=self._connection_lost)
         await self._control.connect(_CONNECT_TIMEOUT_S)
 
@@ -304,6 +304,11 @@ class NodeHandle:
     def report(self, change: LinkDown | LinkUp) -> None:
         """Report a change of the link to the node's listener."""
         self._on_message(self, change)
+
+    async def forward(self, address: str) -> str:
+        """Return the ``host:port`` through which this process reaches ``host:port`` of the node."""
+        host, _, port = address.rpartition(":")
+        return "{}:{}".format(*await self.transport.forward(host, int(port)))
 
     async def kill_worker(self, worker: int, incarnation: str) -> None:
         """Send SIGKILL to one worker, unless it is another incarnation by now; its supervisor restarts it."""
@@ -399,11 +404,6 @@ class NodeHandle:
         known = isinstance(message, PreemptionLikely) and self._warned
         self._warned = self._warned or isinstance(message, PreemptionLikely)
         return known
-
-    async def _forwarded(self, address: str) -> str:
-        host, _, port = address.rpartition(":")
-        host, here = await self.transport.forward(host, int(port))
-        return f"{host}:{here}"
 
     async def _judge(self, away: _Away) -> NodeLoss | bool | None:
         """Return the node's loss; True if it is back; None while there is no verdict."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skyward.base.exits import uninterrupted
 from skyward.base.loop import LoopThread
@@ -41,8 +41,8 @@ from skyward.providers.base import Provider
 from skyward.request.request import PoolRequest
 from skyward.scheduling.calls import CallBatch, CallObserver, RemoteFuture
 from skyward.scheduling.certificates import issue
-from skyward.scheduling.elastic import Elastic
 from skyward.scheduling.scheduler import Scheduler
+from skyward.scheduling.services import Services
 from skyward.shipping.parcels import FunctionCache, wrap
 from skyward.submission import ArgumentMemo, FleetStatus, Invocation, NodeService, NodeStatus, ServiceAccess
 from skyward.wire.control import (
@@ -56,6 +56,8 @@ from skyward.wire.control import (
     VolumeTrouble,
 )
 from skyward.wire.frames import client_context
+
+T = TypeVar("T")
 
 _REPORT_S = 30.0
 # The rate changes with the machines: a projection of the costs is valid no longer than this.
@@ -169,7 +171,7 @@ class RunningPool:
         self._is_open = False
         self._opening: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._elastic: Elastic | None = None
+        self._services: Services | None = None
         self._functions = FunctionCache(self._complete)
         self._spending: Spending | None = None
         self._spent: BudgetError | None = None
@@ -184,13 +186,9 @@ class RunningPool:
         return len(self._fleet.nodes) if self._fleet else 0
 
     @property
-    def elastic(self) -> Elastic:
-        """The growing and shrinking fleet; only while the pool is open."""
-        if self._elastic is None or not self._is_open:
-            raise PoolStateError(
-                "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
-            )
-        return self._elastic
+    def fleet(self) -> Fleet:
+        """The nodes; only while the pool is open."""
+        return self._while_open(self._fleet)
 
     def open(self) -> None:
         """Provision and connect. If that fails or is interrupted, terminate everything before raising."""
@@ -250,19 +248,19 @@ class RunningPool:
         return asyncio.run_coroutine_threadsafe(waiting, self._loop.loop)
 
     async def _begin_to_scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
-        return self.elastic.scale(nodes, drop)
+        return self.fleet.scale(nodes, drop)
 
     def fetch(self, patterns: Sequence[str], to: Path, node: int | None) -> list[Path]:
         """Fetch files of nodes that run; see :meth:`skyward.api.pool.ComputePool.fetch`."""
-        return self._loop.call(self.elastic.fetch(patterns, to, node))
+        return self._loop.call(self.fleet.fetch(patterns, to, node))
 
     def service(self, service: NodeService) -> ServiceAccess:
         """See :meth:`skyward.submission.ElasticFleet.service`."""
-        return self._loop.call(self.elastic.services.use(service))
+        return self._loop.call(self._while_open(self._services).use(service))
 
     async def take_snapshot(self) -> PoolSnapshot:
         """Return the present state of the pool, which may be opening. On the loop."""
-        fleet = self._elastic.status() if self._elastic is not None else FleetStatus(wanted=0, workers_per_node=0)
+        fleet = self._fleet.status() if self._fleet is not None else FleetStatus(wanted=0, workers_per_node=0)
         base = PoolSnapshot(
             pool_id=self._pool_id,
             provider=self._provider.name,
@@ -279,8 +277,8 @@ class RunningPool:
         return replace(whole, works=(*whole.works, *reported))
 
     def forward(self, address: str) -> str:
-        """See :meth:`skyward.scheduling.elastic.Elastic.forward`."""
-        return self._loop.call(self.elastic.forward(address))
+        """See :meth:`skyward.fleet.fleet.Fleet.forward`."""
+        return self._loop.call(self.fleet.forward(address))
 
     def publish(self, event: SkywardEvent) -> None:
         """Publish an event of a front-end; add to its progress the number of calls that run."""
@@ -300,11 +298,14 @@ class RunningPool:
 
     @property
     def _open_scheduler(self) -> Scheduler:
-        if self._scheduler is None or not self._is_open:
+        return self._while_open(self._scheduler)
+
+    def _while_open(self, part: T | None) -> T:
+        if part is None or not self._is_open:
             raise PoolStateError(
                 "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
             )
-        return self._scheduler
+        return part
 
     async def _open(self) -> None:
         self._opening = asyncio.current_task()
@@ -339,24 +340,19 @@ class RunningPool:
             fleet.cost, max_cost=self._request.max_cost, publish=self._bus.publish, on_spent=self._end_for
         )
         self._spending.watch()
-        workers_per_node = self._request.workers_per_node
+        self._services = Services(
+            fleet, tls=tls, publish=self.publish, opened_with=(self._request.service_name, self._request.service)
+        )
         self._scheduler = Scheduler(
             client_context(tls),
             self._bus,
-            workers_per_node=workers_per_node,
+            workers_per_node=self._request.workers_per_node,
             thread=self._loop,
+            services=self._services,
             subscribed=self._subscribed,
             observer=self._observer,
         )
-        self._elastic = Elastic(
-            fleet,
-            self._scheduler,
-            tls=tls,
-            publish=self.publish,
-            workers_per_node=workers_per_node,
-            opened_with=(self._request.service_name, self._request.service),
-        )
-        await fleet.start(self._elastic)
+        await fleet.start(self._scheduler)
         self._is_open = True
 
     async def _abandon(self) -> None:
@@ -404,8 +400,6 @@ class RunningPool:
     def _on_node_message(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
         if self._scheduler is not None:
             self._scheduler.handle(node, message)
-        if self._elastic is not None:
-            self._elastic.services.handle(node, message)
         if (event := _event_of(node, message)) is not None:
             if isinstance(event, Metrics):
                 self._metrics[event.instance_id] = event

@@ -52,6 +52,7 @@ from skyward.scheduling.calls import (
     WorkCount,
 )
 from skyward.scheduling.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+from skyward.scheduling.services import Services
 from skyward.scheduling.worker_link import (
     AttachedNode,
     ShownCrashes,
@@ -63,7 +64,7 @@ from skyward.scheduling.worker_link import (
 )
 from skyward.shipping.blobs import Exchange
 from skyward.shipping.parcels import Parcel
-from skyward.submission import CallLimits
+from skyward.submission import CallLimits, worker_names
 from skyward.wire.control import Message, WorkerExit, WorkerRunning
 from skyward.wire.messages import (
     CallHeader,
@@ -95,6 +96,8 @@ _GIB = 1 << 30
 _CALLBACKS_TIMEOUT_S = 10.0
 # Between two looks for overdue calls, so that calls behind one wait no longer than this once it counts as overdue.
 _REBALANCE_S = 0.1
+# Limit of a new node's workers for their first answer.
+_FIRST_ANSWER_S = 120.0
 # Results that a worker sent last may still be on their way when its end is reported, on another connection.
 _EXIT_PATIENCE_S = 2.0
 _IDLE_CHECK_S = 0.02
@@ -122,6 +125,7 @@ class Scheduler:
         bus: receiver of events.
         workers_per_node: workers on each node.
         thread: the client's loop thread, in which it is made.
+        services: services of front-ends on the nodes.
         subscribed: callbacks that receive everything on the bus already.
         observer: receiver of the calls; None without telemetry.
 
@@ -138,6 +142,7 @@ class Scheduler:
         *,
         workers_per_node: int,
         thread: LoopThread,
+        services: Services,
         subscribed: tuple[Callback, ...] = (),
         observer: CallObserver | None = None,
     ) -> None:
@@ -146,6 +151,7 @@ class Scheduler:
         self.calls = CallTable(bus.publish)
         self._loop = asyncio.get_running_loop()
         self._thread = thread
+        self._services = services
         self._bus = bus
         self._tls = tls
         self._workers_per_node = workers_per_node
@@ -503,7 +509,7 @@ class Scheduler:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.debug("in the background: %s", error)
 
-    # --- nodes --------------------------------------------------------------------------------------------------------
+    # --- nodes (FleetUser) --------------------------------------------------------------------------------------------
 
     def expect(self, ranks: Iterable[int]) -> None:
         """Announce nodes of these ranks, so that calls wait for their workers."""
@@ -526,17 +532,18 @@ class Scheduler:
             self._perform(self._dispatch.drain(worker_id, comes_back=comes_back))
         self._perform(self._dispatch.finished((), self._loop.time()))  # calls of other workers may have become free
 
-    async def attach(self, handle: NodeHandle, timeout_s: float) -> None:
+    async def attach(self, node: NodeHandle) -> None:
         """Dial a node's workers, and return when each of them has answered once.
 
         Raises:
             BootstrapError: a worker cannot start, or has not answered in time.
         """
-        self.expect((handle.rank,))  # workers of its predecessor may have been given up
-        node = AttachedNode(handle, self._exchanges)
+        self._services.order(node)
+        self.expect((node.rank,))  # workers of its predecessor may have been given up
+        attached = AttachedNode(node, self._exchanges)
         links = [
-            WorkerLink(worker_id, address, self._tls, self, node)
-            for worker_id, address in zip(self._workers_of(handle.rank), handle.lanes, strict=True)
+            WorkerLink(worker_id, address, self._tls, self, attached)
+            for worker_id, address in zip(self._workers_of(node.rank), node.lanes, strict=True)
         ]
         for link in links:
             self.links[link.id] = link
@@ -544,9 +551,9 @@ class Scheduler:
 
         def give_up() -> None:
             for link in links:
-                link.give_up(f"{link} did not answer for {timeout_s:g} s; its log: {link.log_path}")
+                link.give_up(f"{link} did not answer for {_FIRST_ANSWER_S:g} s; its log: {link.log_path}")
 
-        patience = self._loop.call_later(timeout_s, give_up)
+        patience = self._loop.call_later(_FIRST_ANSWER_S, give_up)
         try:
             await asyncio.gather(*(link.ready for link in links))
         finally:
@@ -567,14 +574,15 @@ class Scheduler:
             for worker_id in gone:
                 self._perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
 
-    async def idle(self, rank: int) -> None:
-        """Wait until the workers of a retired node have nothing left to do."""
+    async def drain(self, rank: int) -> None:
+        """Wait until the workers of a retired node have nothing left to do, and services have moved their data."""
 
         def is_idle() -> bool:
             waiting = rank not in self._leaving  # otherwise its successor does the waiting calls
             return all(self._dispatch.drained(worker_id, waiting=waiting) for worker_id in self._workers_of(rank))
 
         await self._wait(is_idle, f"the calls on node {rank} to end")
+        await self._services.drain(rank, worker_names(rank, self._workers_per_node))
 
     def separation(self) -> str:
         """Return which attached nodes reach each other if not all of them do; else empty. Thread-safe."""
@@ -582,7 +590,8 @@ class Scheduler:
         return separation({link.id.node: link.node.handle.instance.network for link in links if link.id in places})
 
     def handle(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
-        """Handle those messages of a node that concern its workers; ignore the others."""
+        """Handle those messages of a node that concern its workers and services; ignore the others."""
+        self._services.handle(node, message)
         match message:
             case WorkerExit():
                 if (link := self.links.get(WorkerId(node.rank, message.worker))) is not None:

@@ -15,7 +15,7 @@ from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.events import Progress, SkywardEvent
 from skyward.fleet.node_handle import NodeHandle
 from skyward.fleet.topology import HEAD, service_out_of_reach
-from skyward.submission import NodeService, ServiceAccess
+from skyward.submission import NodeService, ServiceAccess, worker_names
 from skyward.wire.control import ServiceExit, ServiceRunning, WorkProgress
 from skyward.wire.frames import TlsIdentity
 
@@ -200,11 +200,6 @@ def _differences(service: NodeService, nodes: Iterable[NodeHandle]) -> Iterator[
                 f"{'; '.join(wrong)}. Leave these packages out of the image, or install its versions in this process's "
                 "environment"
             )
-
-
-def worker_names(rank: int, workers: int) -> tuple[str, ...]:
-    """Return the names of a node's workers."""
-    return tuple(f"node{rank}-worker{worker}" for worker in range(workers))
 
 
 def _minor(python: str) -> str:

@@ -19,9 +19,11 @@ from skyward.machine.local import LocalAccess
 from skyward.scheduling.calls import CallGang, LiveCall, RawOutcome
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.scheduler import Scheduler
+from skyward.scheduling.services import Services
 from skyward.scheduling.worker_link import WorkerLink, out_of_reach
 from skyward.shipping.blobs import Blob
 from skyward.wire.control import WorkerExit
+from skyward.wire.frames import TlsIdentity
 from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
     CallHeader,
@@ -85,7 +87,9 @@ class Stage:
             together=nullcontext,
         )
         loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
-        self.scheduler = Scheduler(None, self.bus, workers_per_node=1, thread=loop)  # type: ignore[arg-type]
+        nodes: Any = SimpleNamespace(started_nodes=list, head=lambda: self.handle(0))
+        services = Services(nodes, tls=TlsIdentity(ca="", cert="", key=""), publish=self.events.append)
+        self.scheduler = Scheduler(None, self.bus, workers_per_node=1, thread=loop, services=services)  # type: ignore[arg-type]
         self.networks = {0: "here", 1: "here"}
         self.spot = False
         self._folder = folder
@@ -124,7 +128,7 @@ class Stage:
 
     async def attach(self, rank: int) -> Any:
         handle = self.handle(rank)
-        attaching = asyncio.ensure_future(self.scheduler.attach(handle, 5))
+        attaching = asyncio.ensure_future(self.scheduler.attach(handle))
         await asyncio.sleep(0)
         self.lane(rank).come_up("first")
         await attaching
@@ -177,7 +181,7 @@ async def test_the_worker_of_a_replacement_takes_calls_although_an_earlier_one_n
         await stage.attach(rank)
     places = stage.scheduler.places
     stage.scheduler.detach(1, "lost", for_good=False)
-    attaching = asyncio.ensure_future(stage.scheduler.attach(stage.handle(1), 5))
+    attaching = asyncio.ensure_future(stage.scheduler.attach(stage.handle(1)))
     await asyncio.sleep(0)
     for attempt in range(5):
         stage.scheduler.handle(stage.handle(1), exit_of(f"{attempt}", reason="exit code 1"))
@@ -237,7 +241,7 @@ async def test_a_worker_that_is_to_go_is_renewed_for_its_last_call(stage: Stage)
     handles = [await stage.attach(rank) for rank in (0, 1)]
     stage.enter([call(1, pinned=WorkerId(1, 0))])
     stage.scheduler.retire([1])
-    idle = asyncio.ensure_future(stage.scheduler.idle(1))
+    idle = asyncio.ensure_future(stage.scheduler.drain(1))
     await stage.renew(handles[1], 1, "second")
 
     assert [type(item) for item in stage.lane(1).pushed].count(RunCalls) == 2

@@ -295,7 +295,7 @@ class Books:
         if self.closed:
             self.violations.append(f"{order.keys} were ordered after the end")
         ranks, in_use = [_rank(key) for key in order.keys], self._ranks_in_use()
-        wanted = self.pool.elastic.expected
+        wanted = self.pool.scheduler.expected
         self._while_opening.update([] if self.opened else ranks)
         if any(count > MACHINES for count in self._while_opening.values()):
             self.violations.append(f"{self._while_opening} machines were ordered for these ranks of a pool that opens")
@@ -313,12 +313,12 @@ class Books:
             for instance in provider.instances.values()
             if instance.state is not InstanceState.GONE
             and instance.id not in written_off
-            and _rank(instance.key) in self.pool.elastic.expected
+            and _rank(instance.key) in self.pool.scheduler.expected
         ]
 
     def check_begin(self, ticket: Ticket, worker: SimulatedWorker) -> None:
         """A worker is about to begin a call: nobody else still runs it, and it has no answer yet."""
-        forgotten = self.pool.elastic.detached
+        forgotten = self.pool.scheduler.detached
         for earlier in ticket.ran_on:
             if earlier is worker or (earlier.alive and earlier.host not in forgotten):
                 self.violations.append(
@@ -390,7 +390,7 @@ class Books:
                 losses = sum(isinstance(event, WorkerLost) for event in self.pool.events)
                 return "has nowhere left to run" in str(error) or losses > ticket.call.retries
             case PoolStateError():
-                return self.closed or not self.pool.elastic.wanted or not self.pool.scheduler.places
+                return self.closed or not self.pool.fleet.wanted or not self.pool.scheduler.places
             case _:
                 return False
 
@@ -476,10 +476,10 @@ class Life:
         await asyncio.sleep(SETTLE_S)
         self._check_heads()
         ready = [member for member in pool.fleet.members.values() if member.state is NodeState.READY]
-        assert len(ready) == len(pool.fleet.nodes) == pool.elastic.wanted
+        assert len(ready) == len(pool.fleet.nodes) == len(pool.fleet.wanted)
         for node in pool.fleet.nodes:
             async with asyncio.timeout(60):
-                await pool.elastic.drain(node.rank)  # its workers are idle, and are known to be
+                await pool.scheduler.drain(node.rank)  # its workers are idle, and are known to be
         pool.provider.refresh()
         left = set(pool.provider.alive) - {node.instance.id for node in pool.fleet.nodes} - pool.provider.untold
         assert not left, f"{left} were lost or given up, and are still there"
@@ -522,7 +522,7 @@ class Life:
             case "release":
                 pool.released.set()
             case "scale":
-                self.scaling.append(asyncio.ensure_future(pool.elastic.scale(step.which, {step.other})))
+                self.scaling.append(asyncio.ensure_future(pool.fleet.scale(step.which, {step.other})))
             case "lose greetings":
                 pool.network.lost_greetings = 1 + step.other
             case "stubborn":

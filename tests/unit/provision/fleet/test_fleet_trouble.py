@@ -92,7 +92,7 @@ def test_a_first_answer_that_is_lost_does_not_keep_a_worker_out(live: Callable[[
     async def story(pool: SimulatedPool) -> None:
         pool.network.lost_greetings = 1
         async with asyncio.timeout(10):
-            await pool.elastic.scale(3, ())
+            await pool.fleet.scale(3, ())
 
     live(story)
 
@@ -106,9 +106,9 @@ def test_a_node_that_is_lost_after_the_head_was_given_up_is_replaced_and_does_ca
         await asyncio.sleep(1)
         other.crash()
         await asyncio.sleep(30)
-        assert pool.elastic.wanted == 1
+        assert len(pool.fleet.wanted) == 1
         with pytest.raises(PoolStateError, match="node 0, where the scheduler runs, is gone for good"):
-            pool.elastic.head()
+            pool.fleet.head()
         pool.submit(Call())
         await asyncio.sleep(10)
         assert pool.tickets[0].future.result(0) == 0
@@ -119,7 +119,7 @@ def test_a_node_that_is_lost_after_the_head_was_given_up_is_replaced_and_does_ca
 def test_a_node_that_is_not_ready_when_the_head_is_given_up_does_not_wait_for_it(live: Callable[[Story], None]) -> None:
     async def story(pool: SimulatedPool) -> None:
         pool.nodes.trouble({"prepare": [Fault(done=None, delay_s=20)]})
-        growing = asyncio.ensure_future(pool.elastic.scale(3, ()))
+        growing = asyncio.ensure_future(pool.fleet.scale(3, ()))
         await asyncio.sleep(1)
         pool.nodes.simulated[0].say_farewell("its timeout is over", timed_out=True)
         async with asyncio.timeout(60):
@@ -134,7 +134,7 @@ def test_a_machine_that_is_not_confirmed_gone_is_no_node_any_more(live: Callable
     async def story(pool: SimulatedPool) -> None:
         pool.provider.stubborn.add("fake-1")
         with pytest.raises(TerminationError):
-            await pool.elastic.scale(1, ())
+            await pool.fleet.scale(1, ())
         assert [node.rank for node in pool.fleet.nodes] == [0]
 
     live(story)
@@ -169,7 +169,7 @@ def test_a_result_that_comes_after_its_worker_was_found_dead_keeps_no_worker_bus
         await asyncio.sleep(10)
         assert [ticket.future.result(0) for ticket in pool.tickets] == [0, 1]
         async with asyncio.timeout(10):
-            await pool.elastic.scale(1, ())
+            await pool.fleet.scale(1, ())
 
     live(story)
 
@@ -181,7 +181,7 @@ def test_a_call_that_was_refused_does_not_run_when_there_are_nodes_again(live: C
         await asyncio.sleep(1)
         pool.submit(Call())
         await asyncio.sleep(1)
-        await pool.elastic.scale(1, ())
+        await pool.fleet.scale(1, ())
         await asyncio.sleep(1)
         (ticket,) = pool.tickets
         assert isinstance(ticket.future.exception(0), PoolStateError)

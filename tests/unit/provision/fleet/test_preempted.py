@@ -284,7 +284,7 @@ def test_news_that_a_node_repeats_on_every_connection_is_passed_on_once() -> Non
 def test_nothing_is_bought_for_a_node_that_goes_anyway(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.occupy(seconds=50)
-        leaving = asyncio.ensure_future(stage.pool.elastic.scale(1, {1}))
+        leaving = asyncio.ensure_future(stage.pool.fleet.scale(1, {1}))
         await asyncio.sleep(1)
         stage.pool.preempt(stage.node(1), 120)
         await leaving
@@ -299,7 +299,7 @@ def test_a_pool_that_shrinks_meanwhile_ends_the_machine_that_was_to_be_the_next(
         stage.pool.preempt(stage.node(1), 120)
         await stage.until(lambda: len(stage.orders) == 3)
         stage.pool.broadcast(Call())
-        await stage.pool.elastic.scale(1, {1})
+        await stage.pool.fleet.scale(1, {1})
         await stage.until(lambda: stage.alive() == 1)
         await stage.until_done()
         assert len(stage.orders) == 3
@@ -317,7 +317,7 @@ def test_what_waited_for_the_next_machine_runs_on_the_last_one_if_there_is_to_be
         await asyncio.sleep(1)
         waiting = [ticket for ticket in stage.pool.tickets[3:] if not ticket.future.done()]
         assert waiting
-        shrinking = asyncio.ensure_future(stage.pool.elastic.scale(1, {1}))
+        shrinking = asyncio.ensure_future(stage.pool.fleet.scale(1, {1}))
         await asyncio.sleep(1)
         assert sum(ticket.future.done() for ticket in waiting) == 1, "whose worker is idle"
         await shrinking
@@ -431,7 +431,7 @@ def test_machines_that_are_taken_back_without_notice_are_replaced_at_once_howeve
         notices = [event.message for event in events if isinstance(event, Notice)]
         assert [notice.partition(":")[0] for notice in notices] == ["node 1 is preempted"] * 8
         assert [event for event in events if isinstance(event, Error)] == []
-        assert stage.pool.elastic.wanted == 2
+        assert len(stage.pool.fleet.wanted) == 2
 
     live(tmp_path, scenario)
 
@@ -443,7 +443,7 @@ def test_a_machine_that_ends_while_its_preparation_hangs_is_exchanged_within_sec
     async def scenario(stage: Stage) -> None:
         provider = stage.pool.provider
         stage.pool.nodes.trouble({"prepare": [Fault(hangs=True)]})
-        growing = asyncio.ensure_future(stage.pool.elastic.scale(3, ()))
+        growing = asyncio.ensure_future(stage.pool.fleet.scale(3, ()))
         await asyncio.sleep(60)
         (provider.preempt if preempted else provider.lose)("fake-2")
         async with asyncio.timeout(20):
@@ -498,7 +498,7 @@ def test_a_pool_that_grows_and_is_preempted_never_costs_more_than_it_may(tmp_pat
         watching = Spending(cost, max_cost=1.5, publish=lambda event: None, on_spent=spent.append)
         watching.watch()
         stage.pool.provider.plan_faults({}, [Fate(ending_s=5.0)] * 10)
-        await stage.pool.elastic.scale(5, ())
+        await stage.pool.fleet.scale(5, ())
         await asyncio.sleep(100)
         stage.pool.preempt(stage.node(3), 120)
         await stage.until(lambda: bool(spent), 10_000)
@@ -524,7 +524,7 @@ def test_a_machine_in_advance_that_comes_late_is_ended_when_its_node_is_neither_
         stage.pool.provider.plan_faults({"launch": [Fault(delay_s=60, done=None)]}, [])
         stage.pool.preempt(stage.node(1), 120)
         await stage.until(lambda: len(stage.orders) == 3)
-        shrinking = asyncio.ensure_future(stage.pool.elastic.scale(1, {1}))
+        shrinking = asyncio.ensure_future(stage.pool.fleet.scale(1, {1}))
         await asyncio.sleep(1)
         stage.node(1).crash()
         await shrinking
