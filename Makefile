@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo demo-ssh test test-full test-gpu test-ml test-matrix coverage check check-types check-macos check-text conformance bench dist docs clean
+.PHONY: help demo demo-ssh test test-full test-gpu test-ml test-matrix coverage check check-types check-macos check-windows check-text conformance bench dist docs clean
 
 # Where it is set, every process of every test compiles Skyward and its tests again: 1.1 s and 20 s of processor time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -94,15 +94,20 @@ test-with-python-%: $(MATRIX)/python-%/installed
 	$(MATRIX)/python-$*/bin/python -m pytest --processes 5 -m "not full" $(python_tests)
 
 check: $(VENV)/check.installed ## lint, format, spelling, types, imports
-	$(MAKE) --no-print-directory -j 2 --output-sync=target check-types check-macos check-text
+	$(MAKE) --no-print-directory -j 2 --output-sync=target check-types check-macos check-windows check-text
 
 check-types:
 	$(BIN)/pyright
 
 # Only the modules that import a part of the standard library which differs there: a third of all, and of the time.
+differing := asyncio|faulthandler|fcntl|mmap|multiprocessing|os|pty|pwd|resource|select|signal|socket|termios|time
+modules_differing = grep -rlE '^ *(import|from) ($(differing))\b' src --include='*.py'
+
 check-macos:
-	$(BIN)/pyright --pythonplatform Darwin \
-	    $$(grep -rlE '^(import|from) (fcntl|mmap|multiprocessing|os|pty|resource|select|signal|socket|termios|time)\b' src --include='*.py')
+	$(BIN)/pyright --pythonplatform Darwin $$($(modules_differing))
+
+check-windows: # the client: nodes do not run there
+	$(BIN)/pyright --pythonplatform Windows $$($(modules_differing) | grep -vE '^src/skyward/(node|testing)/')
 
 check-text:
 	$(BIN)/ruff check

@@ -212,7 +212,7 @@ LINUX_ONLY = re.compile(
     r"|/proc\b|/sys/fs|/dev/shm"
 )
 LINUX_MODULES = (
-    "skyward/base/linux_parts.py",
+    "skyward/base/platform.py",
     # Programs of nodes about one facility of Linux alone.
     "skyward/node/cgroups.py",
     "skyward/node/gpu/partitioner.py",

@@ -28,6 +28,7 @@ from skyward.api.watching import PoolOutput, serve_snapshots
 from skyward.base.descriptors import raised_descriptor_limit
 from skyward.base.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
 from skyward.base.loop import LoopThread, acquire_loop
+from skyward.base.platform import run_in_forks
 from skyward.base.waiting import to_its_end
 from skyward.display import Display, PoolTag, parse_display
 from skyward.display.notebook import running_notebook
@@ -607,8 +608,7 @@ def _close_all_now() -> None:
         pool.close_logged("a signal ends the process")
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_all_to_parent)
+run_in_forks(_leave_all_to_parent)
 at_exit(_close_all)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from skyward.base.descriptors import keep_from_forks
-from skyward.base.linux_parts import socket_path
 from skyward.base.loop import LoopThread
+from skyward.base.platform import socket_path, unix_socket
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.display.tables import PoolView
 from skyward.events.snapshot import PoolSnapshot
@@ -136,11 +135,11 @@ async def _serve(folder: Path, take: Take, servers: list[asyncio.Server]) -> Non
         finally:
             writer.close()
 
-    listening = keep_from_forks(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    listening = keep_from_forks(unix_socket())
     try:
         with socket_path(folder, _NAME) as address:
             listening.bind(address)
-        servers.append(await asyncio.start_unix_server(answer, sock=listening))
+        servers.append(await asyncio.start_server(answer, sock=listening))
     except BaseException:
         listening.close()
         raise
@@ -154,7 +153,7 @@ def read_snapshot(folder: Path) -> PoolSnapshot:
         ValueError: the answer is that of another version of Skyward.
     """
     parts: list[bytes] = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, socket_path(folder, _NAME) as address:
+    with unix_socket() as connection, socket_path(folder, _NAME) as address:
         connection.settimeout(_ANSWER_S)
         connection.connect(address)
         while sum(map(len, parts)) < _LARGEST and (part := connection.recv(1 << 20)):

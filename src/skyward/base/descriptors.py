@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import socket
 import threading
 import weakref
 from collections.abc import Generator
 from io import FileIO
 from typing import TypeVar
+
+from skyward.base.platform import descriptor_limits, run_in_forks, set_descriptor_limit
 
 _MOST = 1 << 16
 _MOST_OF_MACOS = 10_240
@@ -30,18 +31,17 @@ class _Raised:
 
     lock = threading.Lock()
     users = 0
-    before = 0
+    before: float = 0
 
 
 def raise_descriptor_limit() -> None:
     """Raise the limit of open files, for this process and its later children, to the system's, at most 65,536."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
-    for limit in (most, _MOST_OF_MACOS):
-        if soft == resource.RLIM_INFINITY or soft >= limit:
+    soft, hard = descriptor_limits()
+    for limit in (min(hard, _MOST), _MOST_OF_MACOS):
+        if soft >= limit:
             return
         with contextlib.suppress(ValueError, OSError):  # macOS allows less than the limit that it shows
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            set_descriptor_limit(limit)
             return
 
 
@@ -53,19 +53,18 @@ def raised_descriptor_limit() -> Generator[None]:
     """
     with _Raised.lock:
         if _Raised.users == 0:
-            _Raised.before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            _Raised.before = descriptor_limits()[0]
             raise_descriptor_limit()
         _Raised.users += 1
-        raised = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raised = descriptor_limits()[0]
     try:
         yield
     finally:
         with _Raised.lock:
             _Raised.users -= 1
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if _Raised.users == 0 and soft == raised:
+            if _Raised.users == 0 and descriptor_limits()[0] == raised:
                 with contextlib.suppress(ValueError, OSError):
-                    resource.setrlimit(resource.RLIMIT_NOFILE, (_Raised.before, hard))
+                    set_descriptor_limit(_Raised.before)
 
 
 class Descriptors:
@@ -120,5 +119,4 @@ def _abandon_all() -> None:
         abandon(*descriptors)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_all)
+run_in_forks(_abandon_all)

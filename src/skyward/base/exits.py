@@ -7,9 +7,7 @@ other threads, and for SIGQUIT always, a thread closes all pools, and then the s
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import os
-import select
 import signal
 import threading
 from collections.abc import Callable, Generator
@@ -17,7 +15,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from skyward.base.linux_parts import is_caught
+from skyward.base.platform import (
+    ENDING_SIGNALS,
+    WATCHED_SIGNALS,
+    is_caught,
+    run_in_forks,
+    stop_writing_on_signal,
+    wait_readable,
+    write_on_signal,
+)
 from skyward.errors import PoolStateError
 
 _AT_EXIT = (
@@ -30,8 +36,6 @@ try:
 except RuntimeError as error:  # the interpreter registers no more hooks
     raise PoolStateError(_AT_EXIT) from error
 
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-_WATCHED = (*_SIGNALS, signal.SIGQUIT)
 _ABOVE = 128
 """Offset of the exit status of a process that a signal ended, as shells have it."""
 
@@ -58,7 +62,7 @@ class _Watch:
     def __init__(self, close: Callable[[], object]) -> None:
         self._close = close
         self._closing = False
-        self._pipes = {number: os.pipe() for number in _WATCHED}
+        self._pipes = {number: os.pipe() for number in WATCHED_SIGNALS}
         self._watched = set[signal.Signals]()
         self._stopped, self._stop = os.pipe()
         self._thread = threading.Thread(target=self._run, name="skyward-signals", daemon=True)
@@ -68,10 +72,10 @@ class _Watch:
         """Watch every signal that has its default effect."""
         for number in _with_default_effect():
             if number in self._watched:
-                faulthandler.unregister(number)  # else a handler that has replaced this one meanwhile stays
+                stop_writing_on_signal(number)  # else a handler that has replaced this one meanwhile stays
             elif is_caught(number):  # in C code: the application's ``faulthandler.register``
                 continue
-            faulthandler.register(number, file=self._pipes[number][1], all_threads=False)
+            write_on_signal(number, self._pipes[number][1])
             self._watched.add(number)
 
     def stop(self) -> None:
@@ -84,7 +88,7 @@ class _Watch:
     def forget(self) -> None:
         """Undo :meth:`extend`, except for signals that the application handles by now."""
         for number in self._watched.intersection(_with_default_effect()):
-            faulthandler.unregister(number)
+            stop_writing_on_signal(number)
         self._watched.clear()
 
     def leave(self) -> None:
@@ -95,16 +99,14 @@ class _Watch:
 
     def _run(self) -> None:
         readers = {pipe[0]: number for number, pipe in self._pipes.items()}
-        poll = select.poll()  # select() is limited to descriptors below 1,024
-        for descriptor in (*readers, self._stopped):
-            poll.register(descriptor, select.POLLIN)
-        number = readers.get(poll.poll()[0][0])
+        ready = wait_readable(*readers, self._stopped)
+        number = None if ready is None else readers.get(ready)
         if number is not None:
             try:
                 if self._is_needed():
                     self._close()
             finally:
-                faulthandler.unregister(number)
+                stop_writing_on_signal(number)
                 os.kill(os.getpid(), number)
         self._close_pipes()
 
@@ -131,9 +133,9 @@ def hold(close: Callable[[], object] = lambda: None) -> None:
     """
     arm()
     with _Held.lock:
-        if _Held.watch is None:
-            _Held.watch = _Watch(close)
-        _Held.watch.extend()
+        if WATCHED_SIGNALS:
+            _Held.watch = _Held.watch or _Watch(close)
+            _Held.watch.extend()
         _Held.pools += 1
 
 
@@ -155,7 +157,7 @@ def arm() -> None:
     As long as no pool is held, signals still have their default effect.
     """
     if threading.current_thread() is threading.main_thread():
-        for number in _SIGNALS:
+        for number in ENDING_SIGNALS:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _unwind)
 
@@ -175,7 +177,7 @@ def uninterrupted() -> Generator[None]:
     delay = _Delay()
     try:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, *_SIGNALS):
+            for number in (signal.SIGINT, *ENDING_SIGNALS):
                 handler = _handler_of(number)
                 if handler in (signal.default_int_handler, _unwind):
                     delay.before[number] = handler
@@ -251,13 +253,13 @@ def _unwind(number: int, _: FrameType | None) -> None:
 
 
 def _restore() -> None:
-    for number in _SIGNALS:
+    for number in ENDING_SIGNALS:
         if _handler_of(number) is _unwind:
             signal.signal(number, signal.SIG_DFL)
 
 
 def _with_default_effect() -> list[signal.Signals]:
-    return [number for number in _WATCHED if signal.getsignal(number) is signal.SIG_DFL]
+    return [number for number in WATCHED_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
 
 
 def _forget() -> None:
@@ -267,7 +269,7 @@ def _forget() -> None:
     if _Held.watch is not None:
         _Held.watch.leave()
         _Held.watch = None
-    for number in (signal.SIGINT, *_SIGNALS):
+    for number in (signal.SIGINT, *ENDING_SIGNALS):
         if isinstance(handler := signal.getsignal(number), _Delay):
             handler.inside = False  # its block runs in the parent only, if another thread forked
     _restore()
@@ -278,5 +280,4 @@ def _note_exit() -> None:
 
 
 at_exit(_note_exit)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+run_in_forks(_forget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from skyward.base.exits import uninterrupted
-from skyward.base.linux_parts import waits_for_disk
+from skyward.base.platform import run_in_forks, waits_for_disk
 from skyward.errors import PoolStateError
 
 T = TypeVar("T")
@@ -28,7 +28,8 @@ class LoopThread:
         self._ended = False
         self._spawned: set[Future[Any]] = set()
         self._stop = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
+        # Windows' usual loop cannot watch the sockets of links.
+        self._loop = asyncio.SelectorEventLoop() if sys.platform == "win32" else asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="skyward-loop", daemon=True)
         self._thread.start()
 
@@ -235,5 +236,4 @@ def acquire_loop() -> LoopThread:
     return _shared.acquire()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_shared.forget)
+run_in_forks(_shared.forget)

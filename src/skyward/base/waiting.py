@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from skyward.base.linux_parts import BOOT_CLOCK
+from skyward.base.platform import elapsed_s
 from skyward.errors import UnreachableError
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class SystemClock:
 
     def elapsed(self) -> float:
         """See :meth:`Clock.elapsed`."""
-        return time.time() if BOOT_CLOCK is None else time.clock_gettime(BOOT_CLOCK)
+        return elapsed_s()
 
     async def sleep(self, seconds: float) -> None:
         """See :meth:`Clock.sleep`."""

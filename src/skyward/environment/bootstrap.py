@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from skyward.request.image import Image
 import asyncio
 import math
-import os
+import platform
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -445,8 +445,7 @@ def _parsed(text: str) -> _Survey:
 
 
 def _platform() -> str:
-    here = os.uname()
-    return f"{here.sysname} {here.machine}"
+    return f"{platform.system()} {platform.machine()}"
 
 
 def _sendable_uv() -> Path | None:

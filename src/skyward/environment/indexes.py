@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from platform import python_version
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.request import url2pathname  # pyright: ignore[reportDeprecated]
 
 import platformdirs
 from blake3 import blake3
@@ -96,7 +96,7 @@ def _of_this_machine(sources: PackageSources) -> PackageSources:
 
 
 def _is_of_nodes(place: str) -> bool:
-    path = url2pathname(urlsplit(place).path) if place.startswith("file:") else place
+    path = url2pathname(urlsplit(place).path) if place.startswith("file:") else place  # pyright: ignore[reportDeprecated]
     return ("://" not in place or place.startswith("file:")) and not os.path.exists(path)
 
 

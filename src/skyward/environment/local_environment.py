@@ -7,7 +7,6 @@ time-to-live, and its interpreter, Skyward's own files and pip's configuration a
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import importlib.metadata
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 import platformdirs
 from packaging.requirements import InvalidRequirement, Requirement
 
+from skyward.base.platform import try_lock
 from skyward.base.waiting import wait_until
 from skyward.environment.distribution import code_folders, engine_pins, own_wheel
 from skyward.environment.sources import client_uv, package_sources, pip_settings, pip_variables
@@ -157,15 +157,7 @@ async def _lock(path: Path) -> AsyncGenerator[None, None]:
     with path.open("wb") as file:
 
         async def taken() -> bool | None:
-            return await asyncio.to_thread(_try_lock, file.fileno()) or None
+            return await asyncio.to_thread(try_lock, file.fileno()) or None
 
         await wait_until(taken, deadline_s=_BUILD_TIMEOUT_S, interval_s=0.1, what=f"the lock {path}")
         yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -130,9 +130,7 @@ class KeptLines:
         file.flush()
 
     def _open(self) -> BinaryIO:
-        return os.fdopen(
-            os.open(_path(self._folder, self._number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb"
-        )
+        return open(_path(self._folder, self._number), "wb", opener=partial(os.open, mode=0o600))
 
     def _rotate(self) -> BinaryIO:
         _path(self._folder, self._number - 1).unlink(missing_ok=True)

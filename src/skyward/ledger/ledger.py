@@ -188,7 +188,7 @@ class Ledger:
         self._now = now
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise LedgerError(
                 f"the ledger {path} cannot be opened ({error.strerror}), and no machine is requested without it; "

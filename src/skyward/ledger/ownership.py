@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import shutil
 import socket
@@ -17,7 +17,7 @@ from typing import Final
 import platformdirs
 
 from skyward.base.descriptors import keep_from_forks
-from skyward.base.linux_parts import boot_id, pid_namespace, start_ticks
+from skyward.base.platform import boot_id, pid_namespace, start_ticks, try_lock
 
 _MACHINE_ID = Path("/etc/machine-id")
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -121,7 +121,8 @@ class PoolFolder:
         # A forked child would hold the lock as long as it lives.
         self._lock = keep_from_forks(FileIO(self.path / _LOCK, "a", opener=partial(os.open, mode=0o600)))
         try:  # Ctrl-C too would leave it open: the pool does not have this object yet
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(self._lock.fileno()):
+                raise BlockingIOError(errno.EWOULDBLOCK, f"another process has the pool's folder {self.path} open")
             _forget_old()
         except BaseException:
             self._lock.close()
@@ -146,16 +147,13 @@ def known_folders() -> Sequence[Path]:
 def is_in_use(folder: Path) -> bool:
     """Return True while a process has the pool of this folder open."""
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(folder / _LOCK, os.O_RDWR)
     except OSError:  # it was deleted meanwhile, or belongs to another user, as after sudo
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(lock)
     finally:
         os.close(lock)
-    return False
 
 
 def _home() -> Path:

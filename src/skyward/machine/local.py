@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
+from skyward.base.platform import kill_group
 from skyward.errors import UnreachableError
 from skyward.machine.access import Access, Completed, Transport
 
@@ -109,7 +109,7 @@ async def _wait(process: asyncio.subprocess.Process, argv: Sequence[str], timeou
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its children too: the session is its own
+                kill_group(process.pid)  # its children too: the session is its own
             await asyncio.shield(process.wait())  # reaped even when cancelled: no zombie may stay
 
 
@@ -124,7 +124,7 @@ def _write(parts: Sequence[bytes | memoryview], path: Path, mode: int) -> None:
     try:
         with open(descriptor, "wb") as file:
             file.writelines(parts)
-            os.fchmod(descriptor, mode)
+        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)  # no half file may stay, Ctrl-C included

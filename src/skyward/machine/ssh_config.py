@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-import pwd
 import re
 import shlex
 import shutil
@@ -21,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from skyward.base.platform import account_home, account_name, user_id
 from skyward.errors import ConfigurationError
 
 
@@ -200,10 +200,8 @@ def _run(argv: list[str], host: str) -> subprocess.CompletedProcess[bytes]:
 
 def _is_accounts(home: str) -> bool:
     """Return True if ``home`` is the account's folder."""
-    try:
-        return os.path.realpath(home) == os.path.realpath(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:  # a container may run under a user id without an account; ssh refuses to
-        return False
+    own = account_home()  # empty if a container runs under a user id without an account; ssh refuses to
+    return bool(own) and os.path.realpath(home) == os.path.realpath(own)
 
 
 def _parsed(output: bytes) -> Options:
@@ -345,10 +343,7 @@ def _unreadable(what: str, where: str) -> ConfigurationError:
 
 def _own_name() -> str:
     """Return this user's name; empty where a container runs under a user id without one."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name  # not $USER: ssh does not read that
-    except KeyError:
-        return os.environ.get("USER", "")
+    return account_name() or os.environ.get("USER", "")  # ssh does not read $USER
 
 
 _PORT = 22
@@ -592,7 +587,7 @@ def _tokens(target: SSHTarget, *, host: str, port: int, user: str, alias: str | 
         "%": "%",
         "d": os.path.expanduser("~"),
         "h": host,
-        "i": str(os.getuid()),
+        "i": str(user_id()),
         "j": jump,
         "k": alias or target.host,
         "L": name.partition(".")[0],

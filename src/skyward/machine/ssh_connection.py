@@ -187,7 +187,10 @@ class Tunnel:
 
     def __init__(self, pump: Pump, sock: socket.socket, channel: Channel) -> None:
         sock.settimeout(0)
-        if sock.family != socket.AF_UNIX:  # a tunnel through a jump host ends in a socket pair, without TCP options
+        if sock.family in (
+            socket.AF_INET,
+            socket.AF_INET6,
+        ):  # not a socket pair, which leads to a jump host
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel.settimeout(0)
         self._pump = pump

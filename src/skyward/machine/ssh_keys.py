@@ -35,6 +35,7 @@ from paramiko import Message, PKey, SSHException
 from paramiko.pkey import PublicBlob
 
 from skyward.base.descriptors import keep_from_forks
+from skyward.base.platform import unix_socket
 from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
 from skyward.machine.ssh_config import Settings, expanded, matches_any
 
@@ -570,7 +571,7 @@ class Agent:
 
 
 def _connected(path: str) -> socket.socket:
-    sock = keep_from_forks(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    sock = keep_from_forks(unix_socket())
     try:
         sock.settimeout(_ANSWER_S)
         sock.connect(path)

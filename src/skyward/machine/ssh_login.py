@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import selectors
-import signal
 import socket
 import struct
 import subprocess
@@ -32,7 +31,7 @@ from tenacity import (
 )
 
 from skyward.base.descriptors import keep_from_forks
-from skyward.base.linux_parts import NOTSENT_LOWAT
+from skyward.base.platform import NOTSENT_LOWAT, kill_group, receive_socket
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, UnreachableError
 from skyward.machine.paramiko_parts import (
     RSA_SIGNATURES,
@@ -186,7 +185,7 @@ def dial_command(command: str, *, shell: str = "/bin/sh", passes_socket: bool = 
     def hang_up() -> None:
         nonlocal said
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what the command has started holds the connection, too
+            kill_group(process.pid)  # what the command has started holds the connection, too
         process.wait()
         complaints.seek(0)
         said = complaints.read().decode(errors="replace").strip()[-_COMPLAINT_CHARACTERS:]
@@ -196,9 +195,8 @@ def dial_command(command: str, *, shell: str = "/bin/sh", passes_socket: bool = 
         with ours:
             ours.settimeout(_ADDRESS_TIMEOUT_S)
             try:
-                _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
-                ours = keep_from_forks(socket.socket(fileno=descriptors[0]))
-            except (OSError, IndexError) as error:
+                ours = keep_from_forks(receive_socket(ours))
+            except OSError as error:
                 hang_up()
                 raise ConnectionAbortedError(
                     errno.ECONNABORTED, f"the proxy command passes no socket: {said}"

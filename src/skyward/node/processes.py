@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import psutil
 
-from skyward.base.linux_parts import (
+from skyward.base.platform import (
     adopt_orphans,
     name_thread,
     open_descriptors,

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 
 import platformdirs
 
-from skyward.base.linux_parts import SHARED_MEMORY, usable_cores
+from skyward.base.platform import SHARED_MEMORY, usable_cores, user_id
 from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, TerminationError, UnreachableError
 from skyward.machine.access import TAGS_FILE
@@ -61,6 +62,12 @@ class Local(Provider):
 
     own_machines: ClassVar[bool] = True
     this_machine: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if sys.platform == "win32":
+            raise ConfigurationError(
+                "Local() runs nodes on Linux and macOS: on Windows, use another provider, or run this program in WSL 2"
+            )
 
     @property
     def name(self) -> str:
@@ -323,5 +330,5 @@ def remove_folder(folder: Path) -> None:
 
 def remove_blobs(instance_id: str, memory: Path = SHARED_MEMORY) -> None:
     """Remove the blobs of an instance of this user from memory; links are not followed, others' folders stay."""
-    for left in memory.glob(f"skyward-{os.getuid()}-{instance_id}-*"):
+    for left in memory.glob(f"skyward-{user_id()}-{instance_id}-*"):
         shutil.rmtree(left, ignore_errors=True)

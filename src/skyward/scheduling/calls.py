@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 import pickle
 import threading
 from collections import Counter
@@ -15,7 +14,7 @@ from pickle import UnpicklingError
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
-from skyward.base.linux_parts import use_large_pages
+from skyward.base.platform import allocate_memory
 from skyward.errors import PoolStateError
 from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.lines import record_line
@@ -386,10 +385,7 @@ class Incoming:
 
 def _own_memory(size: int) -> memoryview:
     """Return private memory for a part of a result."""
-    # Large pages, where the kernel has them, cost a fraction of the page faults while a result is copied.
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    use_large_pages(memory)
-    return memoryview(memory)
+    return memoryview(allocate_memory(size))
 
 
 def _too_large(size: int, worker: WorkerId, cause: OSError | MemoryError) -> MemoryError:

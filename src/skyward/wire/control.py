@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from signal import SIGKILL
 from statistics import fmean
 from typing import Any, TypeAlias, cast
 
 from skyward.events import GpuMetrics, Metrics, Progress
 from skyward.wire.frames import FrameError
+
+_SIGKILL = 9
+"""Number on nodes, which may not be that of the client's system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,7 @@ class WorkerExit:
     def was_killed(self) -> bool:
         """True if it may have been killed from outside, neither by itself nor for its memory."""
         # Without exit code and signal its status is lost, so that SIGKILL cannot be excluded.
-        return self.exit_code is None and self.signal in (None, SIGKILL) and self.memory_limit_bytes is None
+        return self.exit_code is None and self.signal in (None, _SIGKILL) and self.memory_limit_bytes is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

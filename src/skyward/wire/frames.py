@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgpack
 
-from skyward.base.linux_parts import readable_path
+from skyward.base.platform import readable_path
 
 MAX_FRAME_BYTES = 1 << 20
 """Size limit of a frame in bytes; a peer that announces more is no part of the pool."""

@@ -20,27 +20,27 @@ PARTS = """
 import os, select, socket, tempfile
 from pathlib import Path
 import skyward, skyward.api.pool, skyward_dask
-from skyward.base import linux_parts
+from skyward.base import platform
 from skyward.ledger.ownership import Owner
 from skyward.wire.frames import client_context
 from skyward.scheduling.certificates import issue
 
 assert not hasattr(os, "memfd_create") and not hasattr(select, "epoll") and not os.path.exists("/proc/self")
 client_context(issue())
-assert linux_parts.usable_cores() == os.cpu_count()
-assert linux_parts.mutable_events(0) is None
-assert linux_parts.BOOT_CLOCK is not None
-assert linux_parts.ephemeral_ports() == (32_768, 65_535)
+assert platform.usable_cores() == os.cpu_count()
+assert platform.mutable_events(0) is None
+assert platform.BOOT_CLOCK is not None
+assert platform.ephemeral_ports() == (32_768, 65_535)
 with tempfile.TemporaryDirectory() as home, socket.socket(socket.AF_UNIX) as server:
     (deep := Path(home, "deep" * 25)).mkdir()
-    before = linux_parts.open_descriptors()
-    with linux_parts.socket_path(deep, "name") as address:
+    before = platform.open_descriptors()
+    with platform.socket_path(deep, "name") as address:
         server.bind(address)
-    with linux_parts.readable_path("key") as path:
+    with platform.readable_path("key") as path:
         assert Path(path).read_text() == "key"
     assert (deep / "name").is_socket() and not os.path.lexists(os.path.dirname(address))
-    assert linux_parts.open_descriptors() == before
-assert not linux_parts.wait_for_end(os.getpid(), within_s=0)
+    assert platform.open_descriptors() == before
+assert not platform.wait_for_end(os.getpid(), within_s=0)
 me = Owner.this_process()
 assert me.lives() and (me.boot, me.namespace) == ("", "")
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -358,6 +357,8 @@ def _locked(folder: Path) -> Generator[Path]:
 @contextmanager
 def _taken(lock: Path) -> Generator[None]:
     """Hold ``lock``, a file that its last user removes."""
+    import fcntl  # the client imports this module on Windows, too
+
     # The file may be removed between its opening and its locking; then the lock is of no use, and taken again.
     while True:
         lock.parent.mkdir(mode=0o700, exist_ok=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from skyward.base.descriptors import raise_descriptor_limit
-from skyward.base.linux_parts import process_limits
+from skyward.base.platform import process_limits
 from skyward.errors import SkywardError
 from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process
 from skyward.node.supervisor.fork_server import fork_zygote, show_arguments, show_variable

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from skyward.base.linux_parts import wait_for_end
+from skyward.base.platform import wait_for_end
 from skyward.node.processes import close_all_but, end_all, name_process
 from skyward.node.supervisor.start_order import PROGRAM
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from skyward.base.linux_parts import SHARED_MEMORY, ephemeral_ports, usable_cores
+from skyward.base.platform import SHARED_MEMORY, ephemeral_ports, usable_cores
 from skyward.node.cgroups import find_cpu_limit, find_memory_cgroup
 from skyward.node.gpu.driver import Device
 from skyward.wire.control import Start

@@ -21,7 +21,7 @@ import psutil
 
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.exits import at_exit
-from skyward.base.linux_parts import process_limits
+from skyward.base.platform import process_limits
 from skyward.node.supervisor.plan import HASH_SEED, cpu_count, share_of, thread_variables
 from skyward.node.supervisor.start_order import (
     TEMPLATE_ID,

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from skyward.base.descriptors import abandon
-from skyward.base.linux_parts import open_descriptors
 from skyward.base.loop import LoopThread
+from skyward.base.platform import open_descriptors
 from skyward.base.waiting import keep
 from skyward.distributed.runtime import enter_task
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process

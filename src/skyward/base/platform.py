@@ -1,24 +1,35 @@
-"""Calls and files that only Linux has, each with its substitute on other systems, in one place.
+"""Calls and files that only some systems have, each with its substitute on the others, in one place.
 
-The client runs on macOS, too; nodes are Linux machines, except those of ``Local()``. Modules that a client imports
-take these parts from here. Type checkers follow ``sys.platform``; a Python built for an old kernel lacks some of the
-calls on Linux as well (docs/decisions/029).
+Nodes are Linux machines, except those of ``Local()``; the client runs on macOS, too, and can be imported on Windows.
+Modules that a client imports take these parts from here. Type checkers follow ``sys.platform``; a Python built for an
+old kernel lacks some of the calls on Linux as well (docs/decisions/029).
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import faulthandler
+import math
 import mmap
 import os
 import select
 import signal
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+    import pwd
+    import resource
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 """Folder in memory. Elsewhere there is none, and a folder on disk takes its place."""
@@ -27,6 +38,7 @@ NOTSENT_LOWAT: Final = 25 if sys.platform == "linux" else 0x201
 """Option of TCP sockets that bounds unsent bytes, on Linux and on macOS; Python names it from 3.12 on."""
 
 _PROC: Final = Path("/proc")
+_EPOLLIN: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _START_FIELD: Final = 19
@@ -45,6 +57,13 @@ def _boot_clock() -> int | None:
 
 BOOT_CLOCK: Final[int | None] = _boot_clock()
 """Clock that goes on while the machine sleeps; where None, the wall clock does, which may be set."""
+
+
+def elapsed_s() -> float:
+    """Return the seconds since some fixed moment, asleep or awake."""
+    if sys.platform == "win32" or BOOT_CLOCK is None:
+        return time.time()
+    return time.clock_gettime(BOOT_CLOCK)
 
 
 def usable_cores() -> int:
@@ -91,11 +110,15 @@ def socket_path(folder: Path, name: str) -> Generator[str]:
             yield str(link / name)
 
 
-def use_large_pages(memory: mmap.mmap) -> None:
-    """Have the kernel use large pages for the memory, where it has them."""
+def allocate_memory(nbytes: int) -> mmap.mmap:
+    """Return private memory, in large pages where the kernel has them: those cost a fraction of the page faults."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, nbytes)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # this kernel has none
             memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 class _Epoll(Protocol):
@@ -111,7 +134,7 @@ class MutableEvents:
     def __init__(self, descriptor: int, epoll: _Epoll) -> None:
         self._descriptor = descriptor
         self._epoll = epoll
-        self._epoll.register(descriptor, select.POLLIN)  # EPOLLIN is the same number
+        self._epoll.register(descriptor, _EPOLLIN)
 
     def fileno(self) -> int:
         """Return the descriptor for an event loop."""
@@ -123,7 +146,7 @@ class MutableEvents:
 
     def unmute(self) -> None:
         """Report readiness again, that of the time in between included."""
-        self._epoll.modify(self._descriptor, select.POLLIN)
+        self._epoll.modify(self._descriptor, _EPOLLIN)
 
     def close(self) -> None:
         """Close the descriptor, not the other one."""
@@ -135,6 +158,110 @@ def mutable_events(descriptor: int) -> MutableEvents | None:
     if sys.platform == "linux" and hasattr(select, "epoll"):
         return MutableEvents(descriptor, select.epoll())
     return None
+
+
+def wait_readable(*descriptors: int, within_s: float | None = None) -> int | None:
+    """Wait until one of the descriptors can be read, and return it; None if the time passes first."""
+    if sys.platform == "win32":
+        readable = select.select(descriptors, (), (), within_s)[0]
+        return readable[0] if readable else None
+    poll = select.poll()  # select() fails with descriptors from 1,024 on
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    ready = poll.poll(None if within_s is None else within_s * 1000)
+    return ready[0][0] if ready else None
+
+
+def unix_socket() -> socket.socket:
+    """Return a new Unix socket.
+
+    Raises:
+        OSError: this is Windows, where Python has none.
+    """
+    if sys.platform == "win32":
+        raise OSError(errno.EAFNOSUPPORT, "Python has no Unix sockets on Windows")
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def receive_socket(connection: socket.socket) -> socket.socket:
+    """Return the socket that another process passes through a Unix socket.
+
+    Raises:
+        OSError: none is passed.
+    """
+    if sys.platform == "win32":
+        raise OSError(errno.EAFNOSUPPORT, "Windows passes no sockets between processes")
+    descriptors = socket.recv_fds(connection, 1, 1)[1]
+    if not descriptors:
+        raise OSError(errno.ENOTSOCK, "no socket was passed")
+    return socket.socket(fileno=descriptors[0])
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock a file against other processes until it is closed here; return False if one of them has locked it."""
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # the latter on Windows
+        return False
+    return True
+
+
+def descriptor_limits() -> tuple[float, float]:
+    """Return the soft and the hard limit of open descriptors, infinite where there is none."""
+    if sys.platform == "win32":
+        return math.inf, math.inf
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _or_infinite(soft), _or_infinite(hard)
+
+
+def set_descriptor_limit(soft: float) -> None:
+    """Set the soft limit of open descriptors; does nothing on Windows.
+
+    Raises:
+        ValueError: the system does not allow it.
+        OSError: the same.
+    """
+    if sys.platform != "win32":
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.RLIM_INFINITY if soft == math.inf else int(soft), hard))
+
+
+def _or_infinite(limit: int) -> float:
+    return math.inf if sys.platform != "win32" and limit == resource.RLIM_INFINITY else limit
+
+
+# --- the user -----------------------------------------------------------------------------------------------------
+
+
+def user_id() -> int:
+    """Return the number of this process's user; 0 on Windows, where users have none."""
+    return 0 if sys.platform == "win32" else os.getuid()
+
+
+def account_name() -> str:
+    """Return the name of this user's account; empty where a container runs under a user id without one."""
+    if sys.platform == "win32":
+        return os.environ.get("USERNAME", "")
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
+
+
+def account_home() -> str:
+    """Return the home folder of this user's account; empty if the user has no account."""
+    if sys.platform == "win32":
+        return os.environ.get("USERPROFILE", "")
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
@@ -220,11 +347,43 @@ def wait_for_end(pid: int, *, within_s: float) -> bool:
     except OSError:
         return False
     try:
-        poll = select.poll()  # select() fails with descriptors from 1,024 on
-        poll.register(process, select.POLLIN)
-        return bool(poll.poll(within_s * 1000))
+        return wait_readable(process, within_s=within_s) is not None
     finally:
         os.close(process)
+
+
+def run_in_forks(function: Callable[[], object]) -> None:
+    """Have every child that is forked from now on call the function first; does nothing where processes do not fork."""
+    if sys.platform != "win32" and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process that leads a session, with everything in it; on Windows, the process alone."""
+    if sys.platform == "win32":
+        os.kill(pid, signal.SIGTERM)
+    else:
+        os.killpg(pid, signal.SIGKILL)
+
+
+ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGBREAK if sys.platform == "win32" else signal.SIGHUP)
+"""Signals that end a process by default, and that unwind the main thread while a pool is open."""
+WATCHED_SIGNALS: Final[tuple[signal.Signals, ...]] = (
+    () if sys.platform == "win32" else (*ENDING_SIGNALS, signal.SIGQUIT)
+)
+"""Signals that :func:`write_on_signal` can watch."""
+
+
+def write_on_signal(number: signal.Signals, descriptor: int) -> None:
+    """Write to a descriptor on each such signal, whatever the main thread does. Allowed from any thread."""
+    if sys.platform != "win32":
+        faulthandler.register(number, file=descriptor, all_threads=False)
+
+
+def stop_writing_on_signal(number: signal.Signals) -> None:
+    """Undo :func:`write_on_signal`."""
+    if sys.platform != "win32":
+        faulthandler.unregister(number)
 
 
 # --- the machine --------------------------------------------------------------------------------------------------
