@@ -18,6 +18,7 @@ from skyward.distributed.runtime import InstanceInfo as InstanceInfo
 from skyward.distributed.runtime import current_accelerator as current_accelerator
 from skyward.distributed.runtime import instance_info as instance_info
 from skyward.distributed.runtime import shard as shard
+from skyward.environment.image import Image as Image
 from skyward.errors import AuthenticationError as AuthenticationError
 from skyward.errors import BootstrapError as BootstrapError
 from skyward.errors import BudgetError as BudgetError
@@ -85,7 +86,6 @@ from skyward.request.accelerators import NVIDIA as NVIDIA
 from skyward.request.accelerators import Accelerator as Accelerator
 from skyward.request.accelerators import is_nvidia as is_nvidia
 from skyward.request.accelerators import is_trainium as is_trainium
-from skyward.request.image import Image as Image
 from skyward.request.instance import InstanceSpec as InstanceSpec
 from skyward.request.instance import select_instance as select_instance
 from skyward.request.request import Spot as Spot

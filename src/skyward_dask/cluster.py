@@ -26,13 +26,13 @@ from distributed import Security, Status
 from distributed.core import rpc
 from tornado.ioloop import IOLoop
 
+from skyward import Image
 from skyward.api.pool import ComputePool
 from skyward.base.exits import at_exit
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.events import Callback
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import option_names, refuse_unknown
-from skyward.request.image import Image
 from skyward.request.request import SpotLike
 from skyward.request.volume import Volume
 from skyward.submission import ElasticFleet, FleetStatus, SchedulerInfo

@@ -11,7 +11,7 @@ from typing import Any, cast
 from skyward.api.calls import ComputeFunction
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Provider
-from skyward.request.image import Image
+from skyward.request.image import ImageSettings
 from skyward.request.includes import describe_includes
 from skyward.request.request import PoolRequest
 from skyward.shipping.sources import OWN_PACKAGES
@@ -54,7 +54,7 @@ def with_environment(
     if provider.this_machine and _is_satisfied(request.image):
         return request
     if not request.image.mirrors or os.environ.get(MIRROR_VARIABLE, "").lower() in ("0", "off", "false", "no"):
-        request = replace(request, image=request.image.without_mirror())
+        request = replace(request, image=replace(request.image, mirrors=False))
         if not provider.this_machine:
             _refuse_lack(request, names, report)
         return request
@@ -69,10 +69,10 @@ def with_environment(
     if mirror.requirements:
         listed = ", ".join(mirror.requirements)
         report(f"mirroring what this program imports ({len(mirror.requirements)}): {listed}")
-    return replace(request, image=request.image.with_mirror(mirror))
+    return replace(request, image=mirror.added_to(request.image))
 
 
-def _is_satisfied(image: Image) -> bool:
+def _is_satisfied(image: ImageSettings) -> bool:
     from skyward.environment.local_environment import is_satisfied
 
     return is_satisfied(image.pip)

@@ -34,6 +34,7 @@ from skyward.display import Display, PoolTag, parse_display
 from skyward.display.notebook import running_notebook
 from skyward.display.tables import PoolView
 from skyward.distributed.runtime import refuse_inside_call
+from skyward.environment.image import Image
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
@@ -44,7 +45,6 @@ from skyward.providers.base import Provider, checked_provider
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import checked_patterns
 from skyward.request.front_ends import FRONT_ENDS, load_front_end
-from skyward.request.image import Image
 from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
 from skyward.request.volume import Volume
 from skyward.scheduling.calls import CallBatch, RemoteFuture

@@ -8,7 +8,7 @@ from skyward.cli._logs import logs
 from skyward.cli._machines import down, ls, sweep, top
 from skyward.cli._offers import offers
 from skyward.cli._setup import clean, doctor, env
-from skyward.environment.distribution import DISTRIBUTION
+from skyward.request.distribution_names import DISTRIBUTION
 
 __all__ = ["main"]
 

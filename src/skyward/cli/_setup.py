@@ -19,7 +19,6 @@ import platformdirs
 
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
 from skyward.display.words import plural
-from skyward.environment.distribution import DISTRIBUTION
 from skyward.environment.image_mirror import mirror_environment
 from skyward.environment.sources import client_uv
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
@@ -29,6 +28,7 @@ from skyward.machine.ssh_config import SSHTarget
 from skyward.providers.base import Finding, Provider
 from skyward.providers.registry import BUILT_IN, make_provider, provider_names, taken_names
 from skyward.providers.ssh import SSH
+from skyward.request.distribution_names import DISTRIBUTION
 from skyward.request.request import parse_request
 
 _LITTLE_ROOM_BYTES = 2 << 30

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
-from string import Template
-from typing import TYPE_CHECKING
-
-from skyward.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from skyward.request.image import Image
 import asyncio
+import hashlib
+import json
 import math
 import platform
 import re
-from collections.abc import Awaitable, Callable, Iterable
+import shlex
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import NoReturn, TypeVar
 
 from skyward.base.waiting import SYSTEM_CLOCK, NotYet, wait_until
@@ -33,12 +28,13 @@ from skyward.environment.sources import (
     pip_variables,
     written_settings,
 )
-from skyward.errors import AuthenticationError, BootstrapError, HostKeyError, UnreachableError
+from skyward.errors import AuthenticationError, BootstrapError, ConfigurationError, HostKeyError, UnreachableError
 from skyward.machine.access import Completed, Transport
 from skyward.request.checks import without_credentials
-from skyward.request.image import Image
+from skyward.request.image import ImageSettings
 
 DEFAULT_ROOT = "/opt/skyward"
+_HASH_LENGTH = 12
 STEPS = ("uv", "apt", "deps", "skyward", "server", "volumes")
 """The steps' names, in their order."""
 
@@ -51,7 +47,7 @@ def quote(value: str) -> str:
 
 
 def render_bootstrap(
-    image: Image,
+    image: ImageSettings,
     *,
     root: str,
     engine_pins: Sequence[str],
@@ -79,7 +75,7 @@ def render_bootstrap(
     pins = sorted(engine_pins)
     return _template().substitute(
         root=quote(root),
-        key=quote("-".join(part for part in (image.content_hash(pins=pins, find_links=places), code, wheels) if part)),
+        key=quote("-".join(part for part in (content_hash(image, pins=pins, find_links=places), code, wheels) if part)),
         python=quote(image.python_version),
         command=quote("python" + ".".join(image.python_version.split(".")[:2])),
         steps=_words(STEPS),
@@ -94,12 +90,31 @@ def render_bootstrap(
     )
 
 
+def content_hash(image: ImageSettings, *, pins: Sequence[str], find_links: Sequence[str] | None = None) -> str:
+    """Return the name of an installed environment; see :meth:`skyward.Image.content_hash`.
+
+    Args:
+        image: the environment's settings.
+        pins: versions of the engine's packages.
+        find_links: counts instead of the image's own, whose folders may be others with the same wheels.
+    """
+    parts = {
+        "python": image.python_version,
+        "pip": sorted(set(image.pip)),
+        "apt": sorted(set(image.apt)),
+        "indexes": [image.pip_index_url, image.pip_extra_index_url],
+        "find_links": image.find_links if find_links is None else find_links,
+        "pins": sorted(pins),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_HASH_LENGTH]
+
+
 def render_env_file(env: Mapping[str, str]) -> str:
     """Return the text of ``ROOT/env``: shell assignments, one variable each. Secret: write it with mode 0600."""
     return "".join(f"{name}={quote(value)}\n" for name, value in env.items())
 
 
-def _index_options(image: Image) -> list[str]:
+def _index_options(image: ImageSettings) -> list[str]:
     options = ["--index-url", image.pip_index_url] if image.pip_index_url else []
     options += ["--extra-index-url", image.pip_extra_index_url] if image.pip_extra_index_url else []
     for place in image.find_links:
@@ -277,7 +292,7 @@ class _Survey:
 
 
 async def bootstrap(
-    image: Image, transport: Transport, *, cache: str, node: int, progress: Callable[[str], None]
+    image: ImageSettings, transport: Transport, *, cache: str, node: int, progress: Callable[[str], None]
 ) -> Environment:
     """Give a machine the image's environment.
 
@@ -314,7 +329,7 @@ async def bootstrap(
 class _Machine:
     """Preparation of one machine with one image."""
 
-    image: Image
+    image: ImageSettings
     transport: Transport
     cache: str
     node: int

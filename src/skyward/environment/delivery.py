@@ -16,7 +16,7 @@ from skyward.machine.access import Access, Completed, Transport
 from skyward.node.storage.volume_program import LOG_FILE, VolumeAnswer, VolumeOrder
 from skyward.providers.base import Provider
 from skyward.providers.storage import grant_volumes
-from skyward.request.image import Image
+from skyward.request.image import ImageSettings
 from skyward.request.includes import included_files, pack_files
 from skyward.request.request import PoolRequest
 from skyward.request.volume import GrantedVolume
@@ -104,7 +104,7 @@ def _pack(includes: Sequence[str]) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-async def deliver_includes(image: Image, transport: Transport, *, folder: str, python: str, node: int) -> None:
+async def deliver_includes(image: ImageSettings, transport: Transport, *, folder: str, python: str, node: int) -> None:
     """Put the image's files into ``folder`` of the machine, with its interpreter ``python``. Idempotent.
 
     Raises :class:`~skyward.errors.BootstrapError`.

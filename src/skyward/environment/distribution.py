@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from skyward.request.distribution_names import DISTRIBUTION
 from skyward.request.front_ends import FRONT_ENDS
-
-DISTRIBUTION = "skyward-fleet"
-"""Name of the distribution that holds Skyward's packages; on the public index, ``skyward`` is another project."""
 
 ENGINE_PACKAGES = ("cloudpickle", "msgpack")
 """Packages that both ends of a connection need in the same version; skyward's own requirements are pinned too."""

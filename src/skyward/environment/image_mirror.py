@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from skyward.environment.distribution import DISTRIBUTION, engine_pins
+from skyward.environment.distribution import engine_pins
 from skyward.environment.indexes import (
     Availability,
     check_pins,
@@ -42,7 +42,10 @@ from skyward.environment.program_imports import (
 from skyward.environment.sources import PackageSources
 from skyward.errors import ConfigurationError
 from skyward.request.checks import without_credentials
-from skyward.request.image import Image
+from skyward.request.distribution_names import DISTRIBUTION
+from skyward.request.image import EnvVars, ImageSettings
+
+AnyImage = TypeVar("AnyImage", bound=ImageSettings)
 
 _TORCH = frozenset({"torch", "torchvision", "torchaudio", "torchtext", "torchdata"})
 
@@ -109,11 +112,17 @@ class ImageMirror:
         taken = len(self.requirements)
         return "\n".join([f"Image.mirror: {taken} of {len(rows)} distributions", *lines])
 
-    @property
-    def installers_variables(self) -> Mapping[str, str]:
-        """Variables for nodes' installers: uv picks PyTorch's build by the machine that it runs on."""
+    def added_to(self, image: AnyImage) -> AnyImage:
+        """Return an image with these packages; its own index, variables and places of wheels come first."""
         taken = {each.name for each in self.packages if each.requirement}
-        return {"UV_TORCH_BACKEND": "auto"} if taken & _TORCH else {}
+        backend = {"UV_TORCH_BACKEND": "auto"} if taken & _TORCH else {}  # uv picks PyTorch's build by the machine
+        return replace(
+            image,
+            pip=tuple(dict.fromkeys((*self.requirements, *image.pip))),
+            find_links=(*image.find_links, *self.wheel_folders),
+            pip_index_url=image.pip_index_url or self.index_url,
+            env=EnvVars(backend) | image.env,
+        )
 
 
 def mirror_environment(
@@ -136,10 +145,10 @@ def mirror_environment(
     roots = None if only is None else _known("only", only, here)
     excluded = _known("exclude", exclude, here)
     chosen = choose(here, roots=roots, exclude=excluded, engine=_engine(), loaded=LoadedNames(here) if roots else ())
-    return _mirror(chosen, Image(), report, required=roots is not None)
+    return _mirror(chosen, ImageSettings(), report, required=roots is not None)
 
 
-def mirror_program(image: Image | None = None, report: Callable[[str], None] | None = None) -> ImageMirror:
+def mirror_program(image: ImageSettings | None = None, report: Callable[[str], None] | None = None) -> ImageMirror:
     """Return the mirror of what this program's modules import, with its requirements, for nodes with an image. Blocks.
 
     The image's requirements count as ``pip install`` would take them here: what is installed and satisfies one is
@@ -148,7 +157,7 @@ def mirror_program(image: Image | None = None, report: Callable[[str], None] | N
     Raises as :func:`mirror_environment` does; also if the image's requirements and the mirrored distributions cannot be
     installed together.
     """
-    image = image or Image()
+    image = image or ImageSettings()
     here = installed_distributions()
     named = {name: line for line in image.pip if (name := name_in(line))}
     kept = {name for name, line in named.items() if is_fitting(line, here)}
@@ -169,7 +178,7 @@ def mirror_program(image: Image | None = None, report: Callable[[str], None] | N
 
 
 def _mirror_besides(
-    image: Image,
+    image: ImageSettings,
     here: InstalledDistributions,
     named: Collection[str],
     kept: Collection[str],
@@ -182,10 +191,10 @@ def _mirror_besides(
     return _mirror(chosen, image, report, named=kept)
 
 
-def _conflict(image: Image, mirror: ImageMirror) -> str:
+def _conflict(image: ImageSettings, mirror: ImageMirror) -> str:
     """Return why the image's requirements and a mirror's exclude each other, as far as this machine can tell."""
     own = [line for line in image.pip if name_in(line) and "@" not in line]
-    return find_conflict([*mirror.requirements, *own], engine_pins(), sources_here(image.with_mirror(mirror)))
+    return find_conflict([*mirror.requirements, *own], engine_pins(), sources_here(mirror.added_to(image)))
 
 
 def name_in(requirement: str) -> str:
@@ -211,7 +220,7 @@ def _known(parameter: str, names: Sequence[str], here: InstalledDistributions) -
 
 def _mirror(
     chosen: Sequence[Chosen],
-    image: Image,
+    image: ImageSettings,
     report: Callable[[str], None] | None,
     *,
     named: Collection[str] = (),
@@ -615,7 +624,7 @@ class Lack:
         )
 
 
-def lack_of(function: Callable[..., Any], image: Image, *, missing: str | None = None) -> Lack:
+def lack_of(function: Callable[..., Any], image: ImageSettings, *, missing: str | None = None) -> Lack:
     """Return the distributions that ``function`` needs, that are installed here, and that ``image`` lacks. Blocks.
 
     ``missing`` is the name of a module that a node did not find: it is needed in any case. Modules of editable
@@ -639,7 +648,9 @@ def lack_of(function: Callable[..., Any], image: Image, *, missing: str | None =
     return Lack(needed=lacking, sure=sure, mirrors=image.mirrors)
 
 
-def with_all_missing(error: ModuleNotFoundError, function: Callable[..., Any], image: Image) -> ModuleNotFoundError:
+def with_all_missing(
+    error: ModuleNotFoundError, function: Callable[..., Any], image: ImageSettings
+) -> ModuleNotFoundError:
     """Return a node's error with everything that the function needs and the image lacks in its message."""
     lack = lack_of(function, image, missing=error.name)
     if not lack.needed:
@@ -654,7 +665,7 @@ def with_all_missing(error: ModuleNotFoundError, function: Callable[..., Any], i
     return complete
 
 
-def _listed(image: Image, here: InstalledDistributions) -> tuple[Sequence[str], bool]:
+def _listed(image: ImageSettings, here: InstalledDistributions) -> tuple[Sequence[str], bool]:
     """Return the image's requirements that are installed here, and True if there are others."""
     names: list[str] = []
     unknown = False

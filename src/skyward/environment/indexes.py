@@ -37,7 +37,7 @@ from skyward.environment.sources import (
 )
 from skyward.errors import ConfigurationError
 from skyward.request.checks import bare_url, without_credentials
-from skyward.request.image import Image
+from skyward.request.image import ImageSettings
 
 _TIMEOUT_S = 120.0
 _KEPT_PINS = 5000
@@ -68,7 +68,7 @@ class Availability:
     unchecked: str = ""
 
 
-def sources_here(image: Image) -> PackageSources:
+def sources_here(image: ImageSettings) -> PackageSources:
     """Return the sources that this machine can use: those of its pip and uv, and the image's before them."""
     settings = settings_here()
     own = settings.get("index-url") or PUBLIC_INDEX
@@ -76,7 +76,7 @@ def sources_here(image: Image) -> PackageSources:
     return _of_this_machine(package_sources(image, {**settings, **more}))
 
 
-def sources_of_nodes(image: Image) -> PackageSources:
+def sources_of_nodes(image: ImageSettings) -> PackageSources:
     """Return the sources that nodes have too, as far as it can be foreseen: the image's, and the main index."""
     settings = settings_here()
     shared = {name: settings[name] for name in ("trusted-host", "cert", "proxy") if name in settings}

@@ -21,12 +21,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from skyward.base.platform import try_lock
 from skyward.base.waiting import wait_until
+from skyward.environment.bootstrap import content_hash
 from skyward.environment.distribution import code_folders, engine_pins, own_wheel
 from skyward.environment.sources import client_uv, package_sources, pip_settings, pip_variables
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Transport
 from skyward.request.checks import without_credentials
-from skyward.request.image import Image
+from skyward.request.image import ImageSettings
 
 _BUILD_TIMEOUT_S = 1800.0
 _LOG_TAIL_LINES = 30
@@ -39,7 +40,7 @@ class _Build:
 
     root: Path
     requirements: tuple[str, ...]
-    image: Image
+    image: ImageSettings
     transport: Transport
     node: int
     progress: Callable[[str], None]
@@ -53,7 +54,9 @@ class _Build:
         return self.root.with_suffix(".log")
 
 
-async def prepare_environment(image: Image, transport: Transport, *, node: int, progress: Callable[[str], None]) -> str:
+async def prepare_environment(
+    image: ImageSettings, transport: Transport, *, node: int, progress: Callable[[str], None]
+) -> str:
     """Return the interpreter for a node on this machine; build a missing environment, once for all processes.
 
     ``progress`` receives each step as it begins. Raises :class:`~skyward.errors.BootstrapError` with the log's tail.
@@ -93,10 +96,16 @@ def _has_extra(found: importlib.metadata.Distribution, extra: str) -> bool:
     return all(_has(text, extra) for text in of_extra)
 
 
-def _key(image: Image, requirements: Sequence[str]) -> str:
+def _key(image: ImageSettings, requirements: Sequence[str]) -> str:
     """Return an environment's name, a hash of its whole content, Skyward's own files included."""
     digest = hashlib.blake2b(digest_size=10)
-    for text in (image.content_hash(), sys.version, sys.executable, own_wheel().digest, *requirements):
+    for text in (
+        content_hash(image, pins=engine_pins()),
+        sys.version,
+        sys.executable,
+        own_wheel().digest,
+        *requirements,
+    ):
         digest.update(f"{text}\n".encode())
     return digest.hexdigest()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from skyward.request.image import Image
+from skyward.request.image import ImageSettings
 
 PUBLIC_INDEX = "https://pypi.org/simple"
 """Index of an installer without a configuration."""
@@ -92,7 +92,7 @@ class PackageSources:
 
 
 def package_sources(
-    image: Image, settings: Mapping[str, str], find_links: Sequence[str] | None = None
+    image: ImageSettings, settings: Mapping[str, str], find_links: Sequence[str] | None = None
 ) -> PackageSources:
     """Return the image's sources, followed by those in pip's ``settings``.
 
@@ -212,7 +212,7 @@ class Wheelhouse:
         return tuple(_link(place or folder) for place in self.places)
 
 
-def gather_wheels(image: Image) -> Wheelhouse:
+def gather_wheels(image: ImageSettings) -> Wheelhouse:
     """Find the image's wheels in folders of this machine. Blocks: reads all of them."""
     wheels: dict[str, Path] = {}
     places: list[str] = []

@@ -24,7 +24,7 @@ from skyward.fleet.supervisor_start import start_supervisor
 from skyward.machine.access import Access, Completed, Transport
 from skyward.market.choose import UnfitMachineError
 from skyward.providers.base import Instance
-from skyward.request.image import Image
+from skyward.request.image import ImageSettings
 from skyward.request.volume import GrantedVolume
 from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, RunService, Start
 from skyward.wire.frames import TlsIdentity
@@ -204,7 +204,7 @@ class NodeHandle:
         )
         return await measure_machine(self.transport)
 
-    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
+    async def prepare(self, image: ImageSettings, progress: Callable[[str], None]) -> None:
         """Give the node its Python environment and files; ``progress`` receives each bootstrap step as it begins.
 
         Raises :class:`~skyward.errors.BootstrapError`.

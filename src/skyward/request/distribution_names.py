@@ -1,9 +1,12 @@
-"""Names of distributions on the package index whose modules have other names."""
+"""Names of distributions on the package index: Skyward's, and those whose modules have other names."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+DISTRIBUTION: Final = "skyward-fleet"
+"""Name of the distribution that holds Skyward's packages; on the public index, ``skyward`` is another project."""
 
 _DISTRIBUTIONS: Final = {
     "Crypto": "pycryptodome",

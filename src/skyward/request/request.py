@@ -13,7 +13,7 @@ from skyward.errors import ConfigurationError
 from skyward.request.accelerators import Accelerator, AcceleratorLike, parse_accelerator
 from skyward.request.checks import flag, gibibytes, positive_number, refusal, text, texts, whole_number
 from skyward.request.front_ends import COUNTERPARTS
-from skyward.request.image import EnvVars, Image, client_python
+from skyward.request.image import EnvVars, ImageSettings, client_python
 from skyward.request.includes import included_files
 from skyward.request.instance import InstanceWish
 from skyward.request.volume import S3Volume, Volume
@@ -129,7 +129,7 @@ class PoolRequest:
         packages: distributions whose versions the nodes report.
     """
 
-    image: Image
+    image: ImageSettings
     spot: SpotStrategy
     nodes: int = 1
     machine: str | None = None
@@ -178,7 +178,7 @@ def parse_request(
     timeout: float = 3600,
     env: Mapping[str, str] | None = None,
     concurrency: int = 1,
-    image: Image | None = None,
+    image: ImageSettings | None = None,
     pip: Sequence[str] | None = None,
     collect_metrics: bool = True,
     lease: float = 120,
@@ -222,9 +222,9 @@ def _limit(parameter: str, usd: object) -> float | None:
     return None if usd is None else positive_number(parameter, usd)
 
 
-def _image(value: object) -> Image:
-    image = Image() if value is None else value
-    if not isinstance(image, Image):
+def _image(value: object) -> ImageSettings:
+    image = ImageSettings() if value is None else value
+    if not isinstance(image, ImageSettings):
         raise refusal("image", "an Image", image)
     here = client_python()
     if image.python is not None and image.python.split(".")[:2] != here.split("."):

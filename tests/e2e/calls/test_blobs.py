@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from skyward.environment.image import Image
 from skyward.fleet.node_handle import NodeHandle
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport
 from skyward.providers.base import Instance, InstanceState, Offer
-from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
 from skyward.scheduling.certificates import issue
 from skyward.shipping.blobs import Blob, Exchange, NodeBlobs, identify

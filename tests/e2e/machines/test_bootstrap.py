@@ -14,8 +14,8 @@ import pytest
 
 from skyward.base.waiting import wait_until
 from skyward.environment.bootstrap import bootstrap, quote
+from skyward.environment.image import Image
 from skyward.machine.ssh import SshTransport
-from skyward.request.image import Image
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from support.chaos import ChaosProxy
 

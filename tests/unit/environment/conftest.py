@@ -19,10 +19,10 @@ import pytest
 from skyward.environment import bootstrap as module
 from skyward.environment.bootstrap import Environment, bootstrap, quote
 from skyward.environment.distribution import OwnWheel
+from skyward.environment.image import Image
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport
-from skyward.request.image import Image
 
 TOOLS = (
     *("sh", "cat", "chmod", "date", "df", "env", "flock", "grep", "id", "ln", "mkdir", "mv", "rm", "sed", "sleep"),

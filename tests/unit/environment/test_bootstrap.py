@@ -14,8 +14,8 @@ from skyward.base.waiting import wait_until
 from skyward.environment import bootstrap as module
 from skyward.environment import bootstrap as steps_module
 from skyward.environment.bootstrap import quote
+from skyward.environment.image import Image
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.request.image import Image
 
 
 async def test_each_step_is_told_as_it_begins_and_the_code_is_the_clients(machine: Any) -> None:

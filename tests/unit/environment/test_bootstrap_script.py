@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from skyward.environment.bootstrap import STEPS, quote, render_bootstrap, render_env_file
+from skyward.environment.image import Image
 from skyward.errors import ConfigurationError
-from skyward.request.image import Image
 
 HOSTILE = [
     "torch>=2",

@@ -12,7 +12,7 @@ import pytest
 
 from skyward.environment import bootstrap as module
 from skyward.environment.bootstrap import quote
-from skyward.request.image import Image
+from skyward.environment.image import Image
 
 SECRET = "s3cret-passw0rd"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from skyward.environment.delivery import deliver_includes
+from skyward.environment.image import Image
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport
-from skyward.request.image import Image
 
 
 class Node(LocalTransport):

@@ -14,11 +14,11 @@ import pytest
 from uv import find_uv_bin
 
 from skyward.environment import local_environment
+from skyward.environment.image import Image
 from skyward.environment.local_environment import is_satisfied, prepare_environment
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport
-from skyward.request.image import Image
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from skyward.environment.image import Image
 from skyward.environment.sources import PackageSources, package_sources, pip_settings, written_settings
-from skyward.request.image import Image
 
 
 def test_pips_configuration_is_handed_on_with_the_environment_winning(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from skyward.base.waiting import wait_until
+from skyward.environment.image import Image
 from skyward.errors import UnreachableError
 from skyward.fleet.node_handle import NodeHandle, NodeLoss
 from skyward.machine.access import Completed
 from skyward.node.supervisor.control_server import ControlServer
-from skyward.request.image import Image
 from skyward.scheduling.certificates import issue
 from skyward.wire.control import Command, Ending, Fetch, Fetched, Ping, Pong, Report, Stop
 from skyward.wire.frames import TlsIdentity

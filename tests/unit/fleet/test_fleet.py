@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from skyward.environment.image import Image
 from skyward.errors import (
     BootstrapError,
     CapacityError,
@@ -34,7 +35,6 @@ from skyward.events import (
 )
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import InstanceState, Offer
-from skyward.request.image import Image
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider
 from skyward.wire.node_config import NodeConfig

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from skyward.environment.image import Image
 from skyward.errors import BootstrapError, PoolStateError
 from skyward.fleet.node_handle import NodeHandle, open_node
 from skyward.machine.access import Access, Completed, Transport
 from skyward.machine.ssh import SSHAccess
 from skyward.machine.ssh_config import SSHTarget
 from skyward.providers.base import Instance, InstanceState
-from skyward.request.image import Image
 from support.nodes import node_config, node_instance
 
 RUNNING = node_instance()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from skyward.environment.image import Image
 from skyward.errors import FetchError, UnreachableError
 from skyward.events import Notice
 from skyward.fleet.node_files import NodeFile, NodeListing
 from skyward.fleet.outputs import Outputs, fetch_files
-from skyward.request.image import Image
 from skyward.request.request import parse_request
 
 

@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
+from skyward.environment.image import Image
 from skyward.errors import ConfigurationError
 from skyward.machine.local import LocalAccess
 from skyward.providers import local
 from skyward.providers.base import Instance, InstanceState, LaunchOrder
 from skyward.providers.local import INSTANCE_VARIABLE, Local
 from skyward.request.accelerators import Accelerator, model_name
-from skyward.request.image import Image
 from skyward.request.request import parse_request
 from support.users import as_other_user
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from skyward.environment.distribution import ENGINE_PACKAGES, engine_pins
+from skyward.environment.image import Image
 from skyward.errors import ConfigurationError
-from skyward.request.image import EnvVars, Image
+from skyward.request.image import EnvVars
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 

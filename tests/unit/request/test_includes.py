@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from skyward.environment.image import Image
 from skyward.errors import ConfigurationError
-from skyward.request.image import Image
 from skyward.request.includes import included_files, pack_files
 from skyward.request.request import parse_request
 

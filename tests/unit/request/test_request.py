@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from skyward.environment.image import Image
 from skyward.errors import ConfigurationError
 from skyward.request.accelerators import Accelerator
-from skyward.request.image import Image
+from skyward.request.image import ImageSettings
 from skyward.request.instance import InstanceWish
 from skyward.request.request import PoolRequest, Spot, parse_request
 from skyward.request.volume import S3Volume
@@ -18,7 +19,7 @@ OTHER_PYTHON = f"3.{sys.version_info.minor + 1}"
 
 
 def test_defaults_are_those_of_the_reference():
-    image = Image()
+    image = ImageSettings()
 
     assert parse_request() == PoolRequest(image=image, spot=Spot.Always(), env=image.env)
 

@@ -8,7 +8,7 @@ import pytest
 from joblib import Parallel, delayed
 from joblib.parallel import get_active_backend
 
-from skyward.request.image import Image
+from skyward.environment.image import Image
 from skyward.testing.provider import FakeProvider
 from skyward_joblib import JoblibPool, ScikitLearnPool, SkywardBackend, joblib_backend, sklearn_backend
 
