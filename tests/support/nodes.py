@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from skyward.environment.image import Image
 from skyward.fleet.machine_size import MachineSize
 from skyward.fleet.node_handle import NodeHandle, NodeListener
 from skyward.machine.local import LocalAccess
 from skyward.providers.base import Instance, InstanceState, Offer
+from skyward.request.image import ImageSettings
 from skyward.request.instance import InstanceSpec
 from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
@@ -123,7 +123,7 @@ class FakeNode(NodeHandle):
             case _:
                 return MachineSize(cpu=self.hardware.cpu, memory_bytes=int(self.hardware.memory_gib * _GIB))
 
-    async def prepare(self, image: Image, progress: Callable[[str], None]) -> None:
+    async def prepare(self, image: ImageSettings, progress: Callable[[str], None]) -> None:
         """See :meth:`NodeHandle.prepare`."""
         await self._enter("prepare")
 

@@ -11,8 +11,7 @@ from skyward.api.slips import options_by_name
 from skyward.base.loop import acquire_loop
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer, Provider, checked_provider
-from skyward.request.accelerators import Accelerator
-from skyward.request.accelerators.accelerator import any_accelerator
+from skyward.request.accelerators import Accelerator, any_accelerator
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest, parse_request
 

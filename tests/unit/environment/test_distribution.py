@@ -22,7 +22,7 @@ def test_it_holds_all_that_runs_here_data_included_and_nothing_compiled() -> Non
         "skyward/__init__.py",
         "skyward/node/supervisor/supervisor.py",
         "skyward/environment/bootstrap.sh",
-        "skyward/request/accelerators/catalogue.toml",
+        "skyward/request/accelerators.toml",
         "skyward_dask/skyward.yaml",
         "skyward_joblib/backend.py",
     } <= there

@@ -148,7 +148,11 @@ def shown() -> Iterator[tuple[str, Any, str]]:
             yield name, found, inspect.getdoc(found) or ""
         for key in members if inspect.isclass(found) else ():
             each = getattr(found, key)
-            if not key.startswith("_") and callable(each) and (each.__module__ or "").startswith("skyward"):
+            if (
+                not key.startswith("_")
+                and callable(each)
+                and (getattr(each, "__module__", "") or "").startswith("skyward")
+            ):
                 yield f"{name}.{key}", each, f"{inspect.getdoc(each)}\n{inspect.getdoc(found)}"
 
 

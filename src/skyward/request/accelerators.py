@@ -1,16 +1,134 @@
-"""``Accelerator``, the kind and number that a pool requests, its MIG partitions, and the factories by vendor."""
+"""Accelerators: the catalogue (``accelerators.toml``, read at its first use), requests for them, and MIG partitions."""
 
 from __future__ import annotations
 
 import difflib
+import enum
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
 from typing import ClassVar, TypeAlias
 
 from skyward.errors import ConfigurationError
-from skyward.request.accelerators.catalogue import Model, Variant, Vendor, find_model, find_variant, fold_name, models
 from skyward.request.checks import explain_options, gibibytes, refusal, text, texts, whole_number
+
+
+class Vendor(enum.Enum):
+    """Maker of an accelerator."""
+
+    NVIDIA = "NVIDIA"
+    """CUDA devices."""
+    AWS = "AWS"
+    """Trainium and Inferentia."""
+    GOOGLE = "Google"
+    """TPUs. Requests for them parse; no provider here offers them."""
+    AMD = "AMD"
+    """ROCm devices."""
+    UNKNOWN = "unknown"
+    """Not in the catalogue: given by name and memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One row of the catalogue.
+
+    Attributes:
+        vendor: the maker.
+        name: the name in requests and offers.
+        memory_gib: memory as sold, per accelerator; the first is the default.
+        form_factors: form factor to the memory it comes with.
+        mig: memory in GiB to its MIG profiles; empty without MIG.
+        cores_per_chip: units of a slice's size per accelerator (TPU slices).
+        source: origin of the facts.
+    """
+
+    vendor: Vendor
+    name: str
+    memory_gib: tuple[float, ...]
+    form_factors: Mapping[str, float] = field(default_factory=dict[str, float])
+    mig: Mapping[float, tuple[str, ...]] = field(default_factory=dict[float, tuple[str, ...]])
+    cores_per_chip: int = 1
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A model in one of its memory sizes and, if named, one of its form factors.
+
+    Attributes:
+        model: the catalogue's row.
+        memory_gib: memory of this variant.
+        form_factor: as the catalogue spells it; None where the name leaves it open.
+    """
+
+    model: Model
+    memory_gib: float
+    form_factor: str | None = None
+
+
+def fold_name(name: str) -> str:
+    """Return ``name`` without case, dashes and blanks, for comparisons."""
+    return "".join(filter(str.isalnum, name)).lower()
+
+
+@cache
+def models() -> tuple[Model, ...]:
+    """Return every row of the catalogue, in its order."""
+    import tomllib
+
+    rows = tomllib.loads(files("skyward.request").joinpath("accelerators.toml").read_text(encoding="utf-8"))
+    return tuple(
+        Model(
+            vendor=Vendor(row["vendor"]),
+            name=row["name"],
+            memory_gib=tuple(map(float, row["memory_gib"])),
+            form_factors=MappingProxyType(row.get("form_factors", {})),
+            mig=MappingProxyType({float(gib): tuple(names) for gib, names in row.get("mig", {}).items()}),
+            cores_per_chip=row.get("cores_per_chip", 1),
+            source=rows["sources"][row["source"]],
+        )
+        for row in rows["models"]
+    )
+
+
+def find_variant(name: str) -> Variant | None:
+    """Return the variant named by, e.g., ``"a100-40gb"`` or ``"H100 SXM"``; None if there is none."""
+    return _variants_by_name().get(fold_name(name))
+
+
+def find_model(name: str) -> Model | None:
+    """Return the catalogue's row for a name, with any memory or form factor; None if there is none."""
+    variant = find_variant(name)
+    return None if variant is None else variant.model
+
+
+def model_name(reported: str) -> str:
+    """Return the catalogue's name in a driver's name such as ``"NVIDIA A100-SXM4-80GB"``; the latter if it has none."""
+    words = reported.replace("-", " ").split()
+    spans = [words[i:j] for i in range(len(words)) for j in range(i + 1, len(words) + 1)]
+    known = (find_variant("".join(span)) for span in sorted(spans, key=len, reverse=True))
+    return next((variant.model.name for variant in known if variant is not None), reported)
+
+
+@cache
+def _variants_by_name() -> Mapping[str, Variant]:
+    return {fold_name(name): variant for model in models() for name, variant in _spellings(model)}
+
+
+def _spellings(model: Model) -> Iterator[tuple[str, Variant]]:
+    yield model.name, Variant(model=model, memory_gib=model.memory_gib[0])
+    for memory_gib in model.memory_gib:
+        yield f"{model.name}{memory_gib:g}GB", Variant(model=model, memory_gib=memory_gib)
+    for form_factor, memory_gib in model.form_factors.items():
+        variant = Variant(model=model, memory_gib=memory_gib, form_factor=form_factor)
+        yield f"{model.name}{form_factor}", variant
+        yield f"{model.name}{form_factor}{memory_gib:g}GB", variant
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 _COMPUTE_SLICES = 7
 _MEMORY_SLICES = 8
@@ -51,93 +169,123 @@ class MigProfile:
         return min(_COMPUTE_SLICES // self.compute_slices, _MEMORY_SLICES // self.memory_slices)
 
 
-@dataclass(frozen=True, slots=True)
-class AcceleratorFactory:
-    """Factory of requests for one model of the catalogue: ``Accelerator.NVIDIA.L4(count=2)``.
+class NVIDIA(enum.StrEnum):
+    """NVIDIA's GPUs: names that are text, for annotations such as ``def train(gpu: NVIDIA)``, and functions.
 
-    Attributes:
-        name: the model's name.
+    ``accelerator=NVIDIA.A100`` requests one; ``NVIDIA.A100(count=4, memory="40GB")`` says more.
     """
 
-    name: str
+    H100_80GB = "H100-80GB"
+    """H100, 80 GB."""
+    H100 = H100_80GB
+    """H100 with 80 GB."""
+    H100_SXM = "H100-SXM"
+    """H100, SXM, 80 GB."""
+    H100_PCIe = "H100-PCIe"
+    """H100, PCIe, 80 GB."""
+    H100_NVL = "H100-NVL"
+    """H100, NVL, 94 GB."""
+    H200 = "H200"
+    """H200, 141 GB."""
+    A100_80GB = "A100-80GB"
+    """A100, 80 GB."""
+    A100_40GB = "A100-40GB"
+    """A100, 40 GB."""
+    A100 = A100_80GB
+    """A100 with 80 GB."""
+    B100 = "B100"
+    """B100, 192 GB."""
+    B200 = "B200"
+    """B200, 192 GB."""
+    B300 = "B300"
+    """B300, 288 GB."""
+    GB200 = "GB200"
+    """GB200, 384 GB."""
+    GH200 = "GH200"
+    """GH200, 96 GB."""
+    L4 = "L4"
+    """L4, 24 GB."""
+    L40 = "L40"
+    """L40, 48 GB."""
+    L40S = "L40S"
+    """L40S, 48 GB."""
+    T4 = "T4"
+    """T4, 16 GB."""
+    T4g = "T4g"
+    """T4g, 16 GB."""
+    A10 = "A10"
+    """A10, 24 GB."""
+    A10G = "A10G"
+    """A10G, 24 GB."""
+    V100_16GB = "V100-16GB"
+    """V100, 16 GB."""
+    V100_32GB = "V100-32GB"
+    """V100, 32 GB."""
+    V100 = V100_16GB
+    """V100 with 16 GB."""
+    A30 = "A30"
+    """A30, 24 GB."""
+    A40 = "A40"
+    """A40, 48 GB."""
+    RTX_A2000 = "RTX-A2000"
+    """RTX-A2000, 6 GB."""
+    RTX_A4000 = "RTX-A4000"
+    """RTX-A4000, 16 GB."""
+    RTX_A4500 = "RTX-A4500"
+    """RTX-A4500, 20 GB."""
+    RTX_A5000 = "RTX-A5000"
+    """RTX-A5000, 24 GB."""
+    RTX_A6000 = "RTX-A6000"
+    """RTX-A6000, 48 GB."""
+    RTX_2000_Ada = "RTX-2000-Ada"
+    """RTX-2000-Ada, 16 GB."""
+    RTX_4000_Ada = "RTX-4000-Ada"
+    """RTX-4000-Ada, 20 GB."""
+    RTX_5000_Ada = "RTX-5000-Ada"
+    """RTX-5000-Ada, 32 GB."""
+    RTX_6000_Ada = "RTX-6000-Ada"
+    """RTX-6000-Ada, 48 GB."""
+    RTX_PRO_6000 = "RTX-PRO-6000"
+    """RTX-PRO-6000, 96 GB."""
+    RTX_3070 = "RTX-3070"
+    """RTX-3070, 8 GB."""
+    RTX_3080 = "RTX-3080"
+    """RTX-3080, 10 GB."""
+    RTX_3080_Ti = "RTX-3080-Ti"
+    """RTX-3080-Ti, 12 GB."""
+    RTX_3090 = "RTX-3090"
+    """RTX-3090, 24 GB."""
+    RTX_3090_Ti = "RTX-3090-Ti"
+    """RTX-3090-Ti, 24 GB."""
+    RTX_4070_Ti = "RTX-4070-Ti"
+    """RTX-4070-Ti, 12 GB."""
+    RTX_4080 = "RTX-4080"
+    """RTX-4080, 16 GB."""
+    RTX_4080_SUPER = "RTX-4080-SUPER"
+    """RTX-4080-SUPER, 16 GB."""
+    RTX_4090 = "RTX-4090"
+    """RTX-4090, 24 GB."""
+    RTX_5080 = "RTX-5080"
+    """RTX-5080, 16 GB."""
+    RTX_5090 = "RTX-5090"
+    """RTX-5090, 32 GB."""
 
-    def __call__(self, count: int = 1, mig: str | Sequence[str] | None = None) -> Accelerator:
-        """Request ``count`` of this model on each node; ``mig`` is one profile (as many as fit) or a list of them."""
-        return Accelerator(name=self.name, count=count, mig=mig)
-
-
-class _NVIDIA:
-    """NVIDIA's GPUs. ``memory`` is text such as ``"40GB"``; ``mig`` one profile (as many as fit) or a list."""
-
-    @staticmethod
-    def H100(
+    def __call__(
+        self,
         count: int = 1,
         memory: str | None = None,
         mig: str | Sequence[str] | None = None,
         form_factor: str | None = None,
     ) -> Accelerator:
-        """Request NVIDIA H100, 80 GB or 94 GB.
+        """Request GPUs of this model on each node.
 
         Args:
             count: number on each node.
-            memory: memory of each, such as ``"80GB"``; None is that of the form factor.
+            memory: memory of each, such as ``"80GB"``; None is that of the name, or of the form factor.
             mig: MIG profile such as ``"3g.40gb"``, as often as it fits, or a list of profiles; None is whole GPUs.
-            form_factor: ``"SXM"``, ``"PCIe"`` or ``"NVL"`` (94 GB); None is any.
+            form_factor: H100's ``"SXM"``, ``"PCIe"`` or ``"NVL"`` (94 GB); None is any.
         """
-        return Accelerator(name="H100", count=count, memory=memory, mig=mig, form_factor=form_factor)
-
-    @staticmethod
-    def A100(count: int = 1, memory: str | None = None, mig: str | Sequence[str] | None = None) -> Accelerator:
-        """Request NVIDIA A100, 80 GB or 40 GB.
-
-        Args:
-            count: number on each node.
-            memory: ``"80GB"`` or ``"40GB"``; None is 80 GB.
-            mig: MIG profile such as ``"3g.40gb"``, as often as it fits, or a list of profiles; None is whole GPUs.
-        """
-        return Accelerator(name="A100", count=count, memory=memory, mig=mig)
-
-    @staticmethod
-    def V100(count: int = 1, memory: str | None = None) -> Accelerator:
-        """Request ``count`` NVIDIA V100 on each node; ``memory`` is ``"16GB"`` or ``"32GB"``."""
-        return Accelerator(name="V100", count=count, memory=memory)
-
-    H200 = AcceleratorFactory("H200")
-    B100 = AcceleratorFactory("B100")
-    B200 = AcceleratorFactory("B200")
-    B300 = AcceleratorFactory("B300")
-    GB200 = AcceleratorFactory("GB200")
-    GH200 = AcceleratorFactory("GH200")
-    L4 = AcceleratorFactory("L4")
-    L40 = AcceleratorFactory("L40")
-    L40S = AcceleratorFactory("L40S")
-    T4 = AcceleratorFactory("T4")
-    T4g = AcceleratorFactory("T4g")
-    A10 = AcceleratorFactory("A10")
-    A10G = AcceleratorFactory("A10G")
-    A30 = AcceleratorFactory("A30")
-    A40 = AcceleratorFactory("A40")
-    RTX_A2000 = AcceleratorFactory("RTX-A2000")
-    RTX_A4000 = AcceleratorFactory("RTX-A4000")
-    RTX_A4500 = AcceleratorFactory("RTX-A4500")
-    RTX_A5000 = AcceleratorFactory("RTX-A5000")
-    RTX_A6000 = AcceleratorFactory("RTX-A6000")
-    RTX_2000_Ada = AcceleratorFactory("RTX-2000-Ada")
-    RTX_4000_Ada = AcceleratorFactory("RTX-4000-Ada")
-    RTX_5000_Ada = AcceleratorFactory("RTX-5000-Ada")
-    RTX_6000_Ada = AcceleratorFactory("RTX-6000-Ada")
-    RTX_PRO_6000 = AcceleratorFactory("RTX-PRO-6000")
-    RTX_3070 = AcceleratorFactory("RTX-3070")
-    RTX_3080 = AcceleratorFactory("RTX-3080")
-    RTX_3080_Ti = AcceleratorFactory("RTX-3080-Ti")
-    RTX_3090 = AcceleratorFactory("RTX-3090")
-    RTX_3090_Ti = AcceleratorFactory("RTX-3090-Ti")
-    RTX_4070_Ti = AcceleratorFactory("RTX-4070-Ti")
-    RTX_4080 = AcceleratorFactory("RTX-4080")
-    RTX_4080_SUPER = AcceleratorFactory("RTX-4080-SUPER")
-    RTX_4090 = AcceleratorFactory("RTX-4090")
-    RTX_5080 = AcceleratorFactory("RTX-5080")
-    RTX_5090 = AcceleratorFactory("RTX-5090")
+        return Accelerator(name=self.value, count=count, memory=memory, mig=mig, form_factor=form_factor)
 
 
 class _AWS:
@@ -210,7 +358,7 @@ class Accelerator:
         ConfigurationError: an unknown name (with the closest ones), memory, form factor or MIG profile, a count < 1.
     """
 
-    NVIDIA: ClassVar = _NVIDIA
+    NVIDIA: ClassVar = NVIDIA
     AWS: ClassVar = _AWS
     Google: ClassVar = _Google
     AMD: ClassVar = _AMD
