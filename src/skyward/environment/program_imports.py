@@ -13,8 +13,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from skyward.environment.installed import InstalledDistributions, Origin
-from skyward.shipping.definitions import found_under_its_name
-from skyward.shipping.pickling import travels_by_reference
+from skyward.shipping.pickling import goes_by_name
 from skyward.shipping.references import function_parts, global_values, imports_in, imports_of, names_in
 from skyward.shipping.sources import (
     OWN_PACKAGES,
@@ -226,9 +225,8 @@ def _used_of_modules(function: FunctionType) -> Iterator[object]:
 
 def _goes_by_name(value: Any, module: str) -> bool:
     """Return True if nodes import the module of one of the user's objects to get it."""
-    if way_of(module) is not Way.SOURCE or not isinstance(value, type | FunctionType | ModuleType):
-        return False
-    return travels_by_reference(value) and (isinstance(value, ModuleType) or found_under_its_name(value))
+    is_definition = isinstance(value, type | FunctionType | ModuleType)
+    return is_definition and way_of(module) is Way.SOURCE and goes_by_name(value)
 
 
 def _imported_with(module: str) -> Iterator[tuple[str, str]]:

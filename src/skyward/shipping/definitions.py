@@ -3,13 +3,11 @@
 A call brings definitions to its worker, whose copies follow changes that are made where they come from. On the way
 back, an object that came with a call under a name is sent as that name, and is the client's own there. Anything else
 goes back by value, and changes no object of the client: changes of classes in a call stay on its worker.
-
-This module alone relies on the form of cloudpickle's reductions. It gives every class an id, and reduces it to ``(make,
-arguments, state, None, None, set_state)`` with the id as the last argument but one.
 """
 
 from __future__ import annotations
 
+import abc
 import copyreg
 import dataclasses
 import enum
@@ -21,18 +19,28 @@ import pickle
 import re
 import sys
 import threading
+import types
 import typing
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from operator import mul
 from pickle import PicklingError
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+    SimpleNamespace,
+    WrapperDescriptorType,
+)
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
@@ -44,6 +52,13 @@ from skyward.shipping.received import received_source
 
 Definition = type[Any] | FunctionType | ModuleType
 Reduced = tuple[Any, ...]
+
+# cloudpickle's ids of classes: by them, a task of Dask's gets the classes that calls get. It has no public way to them.
+_cloudpickles: Final = cast("Any", _cloudpickle)
+_id_of_class: Final = _cloudpickles._get_or_create_tracker_id  # noqa: SLF001
+_register_class: Final = _cloudpickles._lookup_class_or_track  # noqa: SLF001
+_classes: Final[Mapping[str, type]] = _cloudpickles._DYNAMIC_CLASS_TRACKER_BY_ID  # noqa: SLF001
+_ids_of_classes: Final[Mapping[type, str]] = _cloudpickles._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001
 
 # --- __main__ of the client, on a worker ------------------------------------------------------------------------------
 # Functions of one pickle share the names of one module, which is sys.modules["__main__"] while a call of theirs runs:
@@ -96,8 +111,7 @@ class _Main(ModuleType):
     def __getattr__(self, name: str) -> type:
         """Return a class that came by another way, as with a task of Dask's; the newest of that name."""
         # Dask pickles with cloudpickle, whose record of classes is the only trace of where they were found.
-        known = cast("Any", _cloudpickle)._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001 - it has no public way
-        found = [each for each in list(known) if each.__module__ == MAIN and each.__qualname__ == name]
+        found = [cls for cls in list(_ids_of_classes) if cls.__module__ == MAIN and cls.__qualname__ == name]
         if not found:
             raise AttributeError(f"module {MAIN!r} has no attribute {name!r}", name=name, obj=self)
         return found[-1]
@@ -210,147 +224,152 @@ def _main() -> ModuleType:
     return module
 
 
-# --- parts of classes -------------------------------------------------------------------------------------------------
-# cloudpickle 3.1.3 leaves out what a base says too, which changes the method resolution of diamonds; it makes classes
-# without their __slots__, and enums without aliases, composites and attributes of members.
+# --- classes ----------------------------------------------------------------------------------------------------------
+# A class is copied as it is, its own attributes in their order. Neither its metaclass nor an ``__init_subclass__`` that
+# came with it runs again: they ran where it comes from, and what they did to it is sent. cloudpickle's own way leaves
+# out ``__slots__``, what a base says too, and aliases, composites and attributes of the members of enums.
 
-_make_skeleton: Final = cast("Any", _cloudpickle)._make_skeleton_class  # noqa: SLF001 - it has no public way
-_track: Final = cast("Any", _cloudpickle)._lookup_class_or_track  # noqa: SLF001 - as above
-_MADE_ANEW: Final = frozenset({"__dict__", "__doc__", "__module__", "__slots__", "__weakref__"})
+_STATED: Final = ("__module__", "__orig_bases__", "__slots__", "__firstlineno__")
+"""Attributes that a class has from the start, and that never change."""
+_HOOK: Final = "__init_subclass__"
+_HEAP_TYPE: Final = 1 << 9
 _ENUMS_OWN: Final = frozenset({"_member_map_", "_member_names_", "_member_type_", "_value2member_map_"})
 _MEMBERS_OWN: Final = frozenset({"__objclass__", "_inverted_", "_name_", "_sort_order_", "_value_"})
 
 
-def as_said(cls: type[Any], reduced: Reduced) -> Reduced:
-    """Return cloudpickle's reduction of a class with all that the class says itself, in its order."""
-    make, arguments, state, listed, items, set_state = reduced
-    names = _own_names(cls, state[0])
-    if issubclass(cls, enum.Enum):
-        arguments = (cls.__bases__, cls.__name__, cls.__qualname__, *_enum_parts(cls), *arguments[-2:])
-        return _make_enum, arguments, (names, _attributes_of_members(cls)), listed, items, set_state
-    if (slots := vars(cls).get("__slots__")) is not None and make is _make_skeleton and not issubclass(cls, tuple):
-        head, body, tail = arguments[:3], arguments[3], arguments[4:]  # a NamedTuple refuses slots
-        arguments = (*head, body | {"__slots__": slots}, *tail)
-    return make, arguments, (names, state[1]), listed, items, set_state
-
-
-def _own_names(cls: type[Any], sent: Mapping[str, Any]) -> dict[str, Any]:
-    bases = [vars(base) for base in cls.__bases__]
-    hidden = set(_MADE_ANEW)
+def own_attributes(cls: type[Any]) -> dict[str, Any]:
+    """Return what a class itself says, without what Python makes for every class."""
+    hidden = {*_STATED, "__annotate_func__"}
     if issubclass(cls, enum.Enum):
         hidden |= _ENUMS_OWN | cls.__members__.keys()
-    own: dict[str, Any] = {}
-    for name, value in vars(cls).items():
-        copied = "".join(name)  # not interned, as cloudpickle's names: equal pickles for equal classes
-        if name in sent and name not in hidden - _MADE_ANEW:
-            own[copied] = sent[name]
-        elif name not in hidden and name != "_abc_impl" and any(base.get(name, base) is value for base in bases):
-            own[copied] = value
-    return own | {name: value for name, value in sent.items() if name not in own and name not in hidden}
+    own = {name: value for name, value in vars(cls).items() if name not in hidden and not _is_slot_of(cls, value)}
+    if "_abc_impl" in own:  # caches besides the registered classes
+        references = cast("Any", abc)._get_dump(cls)[0]  # noqa: SLF001 - as cloudpickle does
+        own["_abc_impl"] = [registered for each in references if (registered := each()) is not None]
+    return own
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What a member of an enum is made from.
+def _is_slot_of(cls: type, value: object) -> bool:
+    return isinstance(value, GetSetDescriptorType | MemberDescriptorType) and value.__objclass__ is cls
 
-    Attributes:
-        payload: arguments for the data type that the enum is mixed with.
-        value: the member's value.
+
+def reduced_class(cls: type[Any], own: Mapping[str, Any], *, is_result: bool) -> Reduced:
+    """Return the reduction of a class to its definition.
+
+    Args:
+        cls: the class.
+        own: its attributes, as they are sent.
+        is_result: True if it goes to the client, where it changes no class that exists.
     """
-
-    payload: tuple[Any, ...]
-    value: Any
-
-
-def _enum_parts(cls: type[enum.Enum]) -> tuple[Any, ...]:
-    mixin = cast("Any", cls)._member_type_
-    members = {name: (_payload(each, mixin), each._value_) for name, each in cls.__members__.items()}
-    return cls.__module__, type(cls), vars(cls).get("_boundary_"), mixin, members
+    origin = _named_origin(cls, is_result=is_result)
+    stated = {name: vars(cls)[name] for name in _STATED if name in vars(cls)} | {"__qualname__": cls.__qualname__}
+    class_id = _id_of_class(cls)
+    members, attributes = (_enum_parts(cls), _attributes_of_members(cls)) if issubclass(cls, enum.Enum) else (None, {})
+    states = {} if is_result else {name: _state_of_attribute(value) for name, value in own.items()}
+    make = type(cls), cls.__name__, cls.__bases__, stated, members
+    return _make_class, (origin, class_id, *make), (origin[0], own, states, attributes), None, None, _update_class
 
 
-def _payload(member: Any, mixin: Any) -> tuple[Any, ...]:
-    """Return the arguments with which the data type of an enum makes the data of a member."""
-    if mixin is object:
-        return ()
-    if hasattr(mixin, "__getnewargs__"):
-        return mixin.__getnewargs__(member)
-    make, arguments, *_ = mixin.__reduce_ex__(member, 2)
-    if make is cast("Any", copyreg).__newobj__:
-        return arguments[1:]
-    return arguments if make is type(member) else ()
-
-
-def _make_enum(  # noqa: PLR0917 - arguments of a reduction
-    bases: tuple[type, ...],
-    name: str,
-    qualified: str,
-    module: str,
-    metaclass: Any,
-    boundary: Any,
-    mixin: Any,
-    members: Mapping[str, tuple[tuple[Any, ...], Any]],
+def _make_class(  # noqa: PLR0917 - arguments of a reduction
+    origin: tuple[str, str, str],
     class_id: str,
-    _: object,
+    metaclass: Any,
+    name: str,
+    bases: tuple[type, ...],
+    stated: dict[str, Any],
+    members: _Members | None,
 ) -> type:
-    def __new__(cls: Any, given: _Given) -> Any:  # noqa: N807
-        made = mixin.__new__(cls, *given.payload)
-        made._value_ = given.value
-        return made
-
-    options = {} if boundary is None else {"boundary": boundary}
-    body = metaclass.__prepare__(name, bases, **options)
-    body["__module__"], body["__qualname__"] = module, qualified
-    body["__new__"], body["__init__"] = __new__, _no_init
-    for each, (payload, value) in members.items():
-        body[each] = _Given(payload, value)
-    made = metaclass.__new__(metaclass, name, bases, body, **options)
-    for own in ("__init__", "__new_member__"):
-        if own in vars(made):
-            delattr(made, own)
-    return _track(class_id, made)
+    """Return the class with this id; make it if there is none. The origin of a result's is empty."""
+    cls, process = _classes.get(class_id), origin[0]
+    if cls is None:
+        with _without_hooks(bases):
+            make = _new_class if members is None else functools.partial(_new_enum, members)
+            cls = _register_class(class_id, make(metaclass, name, bases, stated))
+        _unfinished.add(cls)
+    elif not process or (known := _origins.get(cls)) is None or known.process != process:
+        return cls  # this process's own, or another one's
+    if process:
+        _remember(cls, *origin, class_id)
+        _keep_alive(cls)
+    return cls
 
 
-def _no_init(*_: object) -> None:
-    """Leave a member as it is: its attributes come with the class's."""
+def _new_class(metaclass: Any, name: str, bases: tuple[type, ...], stated: dict[str, Any]) -> type:
+    """Make a class by that part of its metaclass that is not written in Python."""
+    makers = (base for base in metaclass.__mro__ if base is abc.ABCMeta or "__new__" in vars(base))
+    maker = next(base for base in makers if base is abc.ABCMeta or not isinstance(base.__new__, FunctionType))
+    return maker.__new__(metaclass, name, bases, stated)
 
 
-def _attributes_of_members(cls: type[enum.Enum]) -> dict[str, dict[str, Any]]:
-    own = {
-        name: {each: value for each, value in vars(member).items() if each not in _MEMBERS_OWN}
-        for name, member in cls.__members__.items()
-    }
-    return {name: attributes for name, attributes in own.items() if attributes}
+@contextmanager
+def _without_hooks(bases: tuple[type, ...]) -> Generator[None]:
+    """Switch off the ``__init_subclass__`` of classes that were sent."""
+    above = {cls: vars(cls).get(_HOOK) for base in bases for cls in base.__mro__ if cls in _ids_of_classes}
+    hooks = {cls: hook for cls, hook in above.items() if hook is not None}
+    for cls in hooks:
+        setattr(cls, _HOOK, classmethod(_do_nothing))
+    try:
+        yield
+    finally:
+        for cls, hook in hooks.items():
+            setattr(cls, _HOOK, hook)
 
 
-def is_code(value: object) -> bool:
-    """Return True for a function or another part of a class that is no data."""
+def _do_nothing(_: type, **__: object) -> None: ...
+
+
+# Classes whose attributes are still to come.
+_unfinished: WeakSet[type] = WeakSet()
+# Attributes of received classes as last received, each with its state at its origin.
+_attributes: WeakKeyDictionary[type, dict[str, tuple[object, Any]]] = WeakKeyDictionary()
+
+
+@functools.lru_cache(maxsize=256)
+def _keep_alive(cls: type) -> type:
+    """Keep the latest classes: what calls leave on them lasts, though nothing else may refer to them in between."""
+    return cls
+
+
+def _update_class(cls: type, sent: tuple[str, dict[str, Any], dict[str, object], dict[str, dict[str, Any]]]) -> None:
+    """Give a class the attributes that have changed where it comes from; others stay as calls left them."""
+    process, own, states, members = sent
+    origin = _origins.get(cls)
+    if cls not in _unfinished and (origin is None or origin.process != process):
+        return
+    last = _attributes.setdefault(cls, {})
+    for removed in last.keys() - own.keys():
+        del last[removed]
+        with suppress(AttributeError, TypeError):  # deleted in the call, or made by the metaclass
+            delattr(cls, removed)
+    for name, value in own.items():
+        if name == "_abc_impl":
+            for registered in value:
+                cast("Any", cls).register(registered)
+        elif _is_due(cls, name, value, states.get(name)):
+            setattr(cls, name, value)
+            last[name] = states.get(name), vars(cls).get(name)
+    if cls in _unfinished and issubclass(cls, enum.Enum):
+        for name, attributes in members.items():
+            vars(cls.__members__[name]).update(attributes)
+    _unfinished.discard(cls)
+
+
+def _is_due(cls: type, name: str, value: object, state: object) -> bool:
+    """Return True if an attribute that has arrived replaces the present one."""
+    known = _attributes[cls].get(name)
+    if known is None or known[0] != state:
+        return True
+    # Functions come with the present values of globals and closures, unless a call has put something in their place.
+    return _is_code(value) and vars(cls).get(name) is known[1]
+
+
+def _is_code(value: object) -> bool:
     return isinstance(value, FunctionType | type) or hasattr(type(value), "__get__")
-
-
-# By class: of each attribute what tells its state, and the stamp of that state.
-_stamped: WeakKeyDictionary[type, dict[str, tuple[object, int]]] = WeakKeyDictionary()
-_stamps = itertools.count(1)
-
-
-def stamps_of(cls: type, names: Mapping[str, Any]) -> dict[str, int]:
-    """Return a number for each attribute of a class, which changes when the attribute has changed here."""
-    known = _stamped.setdefault(cls, {})
-    for name, value in names.items():
-        state = _state_of_attribute(value)
-        if name not in known or known[name][0] != state:
-            known[name] = state, next(_stamps)
-    return {name: known[name][1] for name in names}
-
-
-_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 def _state_of_attribute(value: Any) -> object:
     """Return what tells one state of an attribute from another: its identity, and its content if that may change."""
-    kind = cast("type[Any]", type(value))
-    if kind in _PLAIN:
-        return kind, value
-    if is_code(value):
+    if _is_code(value):
         return id(value)
     content = hashlib.blake2b(digest_size=16)
 
@@ -365,10 +384,65 @@ def _state_of_attribute(value: Any) -> object:
     return content.digest()
 
 
+# Boundary and data type of an enum; by the name of each member the arguments for the data type, and its value.
+_Members = tuple[Any, Any, dict[str, tuple[tuple[Any, ...], Any]]]
+
+
+def _enum_parts(cls: type[enum.Enum]) -> _Members:
+    mixin = cast("Any", cls)._member_type_
+    members = {name: (_payload(member, mixin), member._value_) for name, member in cls.__members__.items()}
+    return vars(cls).get("_boundary_"), mixin, members
+
+
+def _payload(member: Any, mixin: Any) -> tuple[Any, ...]:
+    """Return the arguments with which the data type of an enum makes the data of a member."""
+    if mixin is object:
+        return ()
+    if hasattr(mixin, "__getnewargs__"):
+        return mixin.__getnewargs__(member)
+    make, arguments, *_ = mixin.__reduce_ex__(member, 2)
+    if make is cast("Any", copyreg).__newobj__:
+        return arguments[1:]
+    return arguments if make is type(member) else ()
+
+
+def _attributes_of_members(cls: type[enum.Enum]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {key: value for key, value in vars(member).items() if key not in _MEMBERS_OWN}
+        for name, member in cls.__members__.items()
+    }
+
+
+def _no_init(*_: object) -> None:
+    """Leave a member as it is: its attributes come with the class's."""
+
+
+def _new_enum(parts: _Members, metaclass: Any, name: str, bases: tuple[type, ...], stated: dict[str, Any]) -> type:
+    boundary, mixin, members = parts
+
+    def __new__(cls: Any, given: Any) -> Any:  # noqa: N807
+        member = mixin.__new__(cls, *given.payload)
+        member._value_ = given.value
+        return member
+
+    options = {} if boundary is None else {"boundary": boundary}
+    body = metaclass.__prepare__(name, bases, **options)
+    names: dict[str, Any] = stated | {"__new__": __new__, "__init__": _no_init}
+    for key, value in names.items():  # one by one: it watches them
+        body[key] = value
+    for key, (payload, value) in members.items():
+        body[key] = SimpleNamespace(payload=payload, value=value)
+    cls = metaclass.__new__(metaclass, name, bases, body, **options)
+    for made in ("__init__", "__new_member__"):
+        if made in vars(cls):
+            delattr(cls, made)
+    return cls
+
+
 # --- identity of classes, functions and modules -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Origin:
     """Origin of an object that was received by value.
 
@@ -387,43 +461,22 @@ class _Origin:
     of_client: bool
 
 
-_HEAP_TYPE = 1 << 9
 # Weakly: a worker must not keep every class that ever came with a call.
 _origins: WeakKeyDictionary[Any, _Origin] = WeakKeyDictionary()
 _received: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
-_unfinished: WeakSet[type] = WeakSet()  # classes whose state is still to come
-# Attributes of received classes as last received, each with its sender's stamp.
-_attributes: WeakKeyDictionary[type, dict[str, tuple[int, Any]]] = WeakKeyDictionary()
-# What calls leave on classes lasts from call to call, though nothing else may refer to them in between.
-_kept: OrderedDict[type, None] = OrderedDict()
-_MOST_KEPT = 256
 
 
 def found_under_its_name(value: type | BuiltinFunctionType | FunctionType) -> bool:
     """Return True if its module has ``value`` under its name."""
     # Compared by identity, as wrappers take over the names of the wrapped functions.
-    if "<locals>" in value.__qualname__:  # a function's own names cannot be looked up
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")  # objects of typing have no other
+    if not name or "<locals>" in name:  # a function's own names cannot be looked up
         return False
     try:
         module = sys.modules[value.__module__ or "builtins"]
-        return functools.reduce(getattr, value.__qualname__.split("."), cast("Any", module)) is value
+        return functools.reduce(getattr, name.split("."), cast("Any", module)) is value
     except Exception:  # a module may do anything when it is asked for an attribute
         return False
-
-
-def by_value(pickler: Any, value: Definition) -> Any:
-    """Return cloudpickle's reduction of ``value`` to its definition, although it is found under its name here."""
-    # cloudpickle's own way is a registry of modules, which belongs to the user.
-    match value:
-        case ModuleType():
-            names = {name: each for name, each in vars(value).items() if name != "__builtins__"}
-            return _cloudpickle.dynamic_subimport, (value.__name__, names)
-        case type() if value.__flags__ & _HEAP_TYPE:
-            return cast("Any", _cloudpickle)._dynamic_class_reduce(value)  # noqa: SLF001 - as above
-        case FunctionType():
-            return pickler._dynamic_function_reduce(value)  # noqa: SLF001 - as above
-        case _:  # a class of a compiled module
-            return NotImplemented
 
 
 def reduced_compiled(cls: type) -> Reduced | None:
@@ -432,7 +485,8 @@ def reduced_compiled(cls: type) -> Reduced | None:
     Raises:
         PicklingError: there is no name for it, or for its metaclass.
     """
-    # cloudpickle takes a class that it does not find under its name for one whose definition it can send.
+    if (name := _NAMES_IN_TYPES.get(id(cls))) is not None:
+        return _of_types, (name,)
     if _is_compiled(cls):
         module = sys.modules.get(cls.__module__)
         named = next((name for name, value in vars(module).items() if value is cls), None) if module else None
@@ -449,61 +503,30 @@ def reduced_compiled(cls: type) -> Reduced | None:
     return None
 
 
+# Those of functions, code and None, which no module has under their own names.
+_NAMES_IN_TYPES: Final = {id(value): name for name, value in vars(types).items() if isinstance(value, type)}
+
+
+def _of_types(name: str) -> Any:
+    return getattr(types, name)
+
+
 def _is_compiled(cls: type) -> bool:
     compiled = (MethodDescriptorType, WrapperDescriptorType)
-    return any(isinstance(value, compiled) and value.__objclass__ is cls for value in vars(cls).values())
+    return not cls.__flags__ & _HEAP_TYPE or any(
+        isinstance(value, compiled) and value.__objclass__ is cls for value in vars(cls).values()
+    )
 
 
-def goes_by_value(value: Definition, reduced: Any) -> bool:
-    """Return True if cloudpickle reduced ``value`` to its definition, not to a name."""
-    match value:
-        case ModuleType():
-            return len(reduced[1]) > len(("name",))
-        case _:
-            return reduced is not NotImplemented and len(reduced) > len(("make", "arguments", "state", "", ""))
+def reduced_module(module: ModuleType, names: Mapping[str, Any], *, is_result: bool) -> Reduced:
+    """Return the reduction of a module to the names in it."""
+    return _make_module, (_named_origin(module, is_result=is_result), module.__name__), names, None, None, _fill_module
 
 
-def reduced_for_call(value: Definition, reduced: Reduced, mains: dict[int, MainNames]) -> Reduced:
-    """Return a reduction that keeps the identity of a definition on its way to a worker.
-
-    Args:
-        value: definition that travels by value.
-        reduced: cloudpickle's reduction of it.
-        mains: the names that functions of ``__main__`` in this pickle share, by the id of cloudpickle's.
-    """
-    module, name = _name_of(value)
-    if not isinstance(value, FunctionType):
-        return _reduced_definition(value, reduced, process=process_id(), module=module, name=name)
-    make, (code, names, *others), *rest = reduced
-    if names.get("__name__") == "__main__":  # of its globals: a wrapper takes over `__module__`
-        names = mains.setdefault(id(names), MainNames(names))
-    if module:
-        return (_make_function, (process_id(), module, name, make, code, names, *others), *rest)
-    return (make, (code, names, *others), *rest)
-
-
-def received_as(value: FunctionType, reduced: Reduced, *, is_result: bool) -> Reduced:
-    """Return a reduction of a function by any maker, which keeps the identity of the function in a call."""
-    module, name = ("", "") if is_result else _name_of(value)
-    return (
-        (_make_function, (process_id(), module, name, reduced[0], *reduced[1])) if module else reduced[:2]
-    ) + reduced[2:]
-
-
-def reduced_for_result(value: Definition, reduced: Reduced) -> Reduced:
-    """Return a reduction that changes no existing object at the receiver of a result."""
-    if isinstance(value, FunctionType):
-        return reduced
-    return _reduced_definition(value, reduced, process="", module="", name="")
-
-
-def _reduced_definition(value: type | ModuleType, reduced: Reduced, *, process: str, module: str, name: str) -> Reduced:
-    if isinstance(value, ModuleType):
-        return _make_module, (process, module, value.__name__), reduced[1][1], None, None, _fill_module
-    make, arguments, state, *_, set_state = as_said(value, reduced)
-    stamps = stamps_of(value, state[0]) if process else {}
-    sent = process, set_state, state, stamps
-    return _make_class, (process, module, name, make, *arguments), sent, None, None, _update_class
+def reduced_with_origin(function: FunctionType, reduced: Reduced) -> Reduced:
+    """Return a reduction of a function on its way to a worker that keeps its identity."""
+    origin = _named_origin(function, is_result=False)
+    return (_make_function, (origin, reduced[0], *reduced[1]), *reduced[2:]) if origin[1] else reduced
 
 
 def reduced_to_name(value: Definition) -> Reduced | None:
@@ -520,131 +543,39 @@ def process_id() -> str:
     return uuid.uuid4().hex
 
 
-def _name_of(value: Definition) -> tuple[str, str]:
-    """Return module and qualified name under which this process finds ``value``; empty if it does not."""
+def _named_origin(value: Definition, *, is_result: bool) -> tuple[str, str, str]:
+    """Return this process, and module and qualified name under which it finds ``value``; empty if it does not.
+
+    A result has no origin: it changes nothing that exists at the client.
+    """
+    if is_result:
+        return "", "", ""
     if isinstance(value, ModuleType):
-        return (value.__name__ if sys.modules.get(value.__name__) is value else "", "")
-    return (value.__module__, value.__qualname__) if found_under_its_name(value) else ("", "")
-
-
-def _class_of(class_id: str) -> type | None:
-    return cast("Any", _cloudpickle)._DYNAMIC_CLASS_TRACKER_BY_ID.get(class_id)  # noqa: SLF001 - it has no public way
+        return process_id(), value.__name__ if sys.modules.get(value.__name__) is value else "", ""
+    return (
+        (process_id(), value.__module__, value.__qualname__) if found_under_its_name(value) else (process_id(), "", "")
+    )
 
 
 def _remember(value: Any, process: str, module: str, name: str, class_id: str = "") -> None:
-    of_client = receiving.active
-    _origins[value] = _Origin(process=process, module=module, name=name, class_id=class_id, of_client=of_client)
+    _origins[value] = _Origin(process, module, name, class_id, receiving.active)
     if module:
         _received[process, module, name] = value
-    if module == "__main__" and name:
+    if module == MAIN and name:
         define_in_main(name, value)
 
 
-def _make_class(process: str, module: str, name: str, make: Callable[..., type], *arguments: Any) -> type:
-    """Return the class with the id in ``arguments``; make it if there is none. Results state no ``process``."""
-    cls = _class_of(arguments[-2])
-    if cls is None:
-        cls = _made(make, arguments)
-        if name:
-            cls.__qualname__ = name  # cloudpickle leaves out the classes around it
-        _unfinished.add(cls)
-    elif not process or (origin := _origins.get(cls)) is None or origin.process != process:
-        return cls  # this process's own, or another one's
-    if process:
-        _remember(cls, process, module, name, arguments[-2])
-        _keep(cls)
-    return cls
-
-
-def _keep(cls: type) -> None:
-    _kept[cls] = None
-    _kept.move_to_end(cls)
-    if len(_kept) > _MOST_KEPT:
-        _kept.popitem(last=False)
-
-
-def _update_class(
-    cls: type, sent: tuple[str, Callable[[type, Any], object], tuple[dict[str, Any], Any], dict[str, int]]
-) -> None:
-    """Give a class the attributes that have changed where it comes from; others stay as calls left them."""
-    process, set_state, (names, members), stamps = sent
-    origin = _origins.get(cls)
-    follows = origin is not None and origin.process == process != process_id()
-    if cls not in _unfinished and not follows:
-        return
-    last = _attributes.setdefault(cls, {})
-    for gone in last.keys() - names.keys():
-        del last[gone]
-        with suppress(AttributeError, TypeError):  # deleted in the call, or made by the metaclass
-            delattr(cls, gone)
-    changed = {name: value for name, value in names.items() if _is_due(cls, name, value, stamps.get(name, 0))}
-    set_state(cls, (changed, {}))
-    last.update((name, (stamps.get(name, 0), vars(cls).get(name))) for name in changed)
-    _complete_members(cls, members)
-
-
-def _is_due(cls: type, name: str, value: object, stamp: int) -> bool:
-    """Return True if an attribute that has arrived replaces the present one."""
-    known = _attributes[cls].get(name)
-    if known is None or known[0] != stamp or name == "_abc_impl":
-        return True
-    # Functions come with the present values of globals and closures, unless a call has put something in their place.
-    return is_code(value) and vars(cls).get(name) is known[1]
-
-
-def _complete_members(cls: type, attributes: dict[str, dict[str, Any]]) -> None:
-    if cls in _unfinished and issubclass(cls, enum.Enum):
-        for name, own in attributes.items():
-            vars(cls.__members__[name]).update(own)
-    _unfinished.discard(cls)
-
-
-def _made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """Return a new class; ``__init_subclass__`` of a base that was sent too does not run again.
-
-    It ran where the class comes from, and its effects on the class and on the base are part of what is sent. Its
-    arguments are not known here.
-    """
-    if make is not _make_skeleton:
-        return make(*arguments)
-    _, _, bases, *_ = arguments
-    sent = cast("Any", _cloudpickle)._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001 - it has no public way
-    above = {
-        each: None for base in bases for each in getattr(base, "__mro__", ()) if each in sent and _HOOK in vars(each)
-    }
-    with ExitStack() as stack:
-        for base in above:
-            stack.enter_context(_without_hook(base))
-        return make(*arguments)
-
-
-_HOOK: Final = "__init_subclass__"
-
-
-@contextmanager
-def _without_hook(base: type) -> Generator[None]:
-    hook = vars(base)[_HOOK]
-    setattr(base, _HOOK, classmethod(_do_nothing))
-    try:
-        yield
-    finally:
-        setattr(base, _HOOK, hook)
-
-
-def _do_nothing(_: type, **__: object) -> None: ...
-
-
-def _make_function(process: str, module: str, name: str, make: Callable[..., FunctionType], *arguments: Any) -> Any:
+def _make_function(origin: tuple[str, str, str], make: Callable[..., FunctionType], *arguments: Any) -> Any:
     function = make(*arguments)
-    _remember(function, process, module, name)
+    _remember(function, *origin)
     return function
 
 
-def _make_module(process: str, module: str, name: str) -> ModuleType:
-    made = ModuleType(name)
-    if module:
-        _remember(made, process, module, "")
-    return made
+def _make_module(origin: tuple[str, str, str], name: str) -> ModuleType:
+    module = ModuleType(name)
+    if origin[1]:
+        _remember(module, *origin)
+    return module
 
 
 def _fill_module(module: ModuleType, names: dict[str, Any]) -> None:
@@ -652,11 +583,11 @@ def _fill_module(module: ModuleType, names: dict[str, Any]) -> None:
 
 
 def _at_home(process: str, module: str, name: str, class_id: str) -> Any:
-    found = _class_of(class_id)
-    if found is None and process != process_id():
-        found = _received.get((process, module, name))
-    if found is not None:
-        return found
+    value = _classes.get(class_id)
+    if value is None and process != process_id():
+        value = _received.get((process, module, name))
+    if value is not None:
+        return value
     try:
         outer = sys.modules.get(module) or importlib.import_module(module)
         return functools.reduce(getattr, name.split("."), cast("Any", outer)) if name else outer
@@ -693,15 +624,15 @@ def reduced_single(value: object, by_name: Callable[[Any], bool]) -> Reduced | N
     if issubclass(kind, enum.Enum):
         return _reduced_member(value)
     if issubclass(kind, functools.cached_property):
-        return _reduced_cached_property(value)
+        return _cached_property, (kind, vars(value) | ({"lock": None} if "lock" in vars(value) else {}))
     if kind is ContextVar:
-        return _reduced_context_variable(cast("ContextVar[Any]", value))
+        return _single, (_key_of(value), "", "", _remade, _parts_of_variable(cast("ContextVar[Any]", value)))
     if kind is object:
         name = _name_in_main(value)
         return _named(value, "__main__", name, object, ()) if name or id(value) in _keys else None
     if kind in _TYPING or kind.__name__ == "TypeAliasType":
         parts = _parts_of_typing(value)
-        return None if by_name(value) else _named(value, _module_of(value), cast("Any", value).__name__, *parts)
+        return None if by_name(value) else _named(value, _module_of(value), parts[1][0], _remade, parts)
     return _reduced_sentinel(value, by_name)
 
 
@@ -739,18 +670,6 @@ def _single(key: tuple[str, int], module: str, name: str, make: Callable[..., An
     return value
 
 
-def _reduced_context_variable(variable: ContextVar[Any]) -> Reduced:
-    """Return a reduction by which each process has one variable for it, with its default and without its value."""
-    options: dict[str, Any] = {}
-    with suppress(LookupError):  # it has no default
-        options["default"] = Context().run(variable.get)
-    return _single, (_key_of(variable), "", "", _context_variable, (variable.name, options))
-
-
-def _context_variable(name: str, options: dict[str, Any]) -> ContextVar[Any]:
-    return ContextVar(name, **options)
-
-
 def _found(module: str, name: str) -> Any:
     try:
         return functools.reduce(getattr, name.split("."), cast("Any", sys.modules[module]))
@@ -767,31 +686,34 @@ def _name_in_main(value: object) -> str:
     return next((name for name, each in names if each is value), "")
 
 
-def _parts_of_typing(value: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the maker of an object of :mod:`typing` that pickles by name, and its arguments."""
-    module = value.__module__
-    kind = cast("type[Any]", type(value))
+_Parts = tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]
+"""What makes an object, its positional arguments and keywords, and the attributes that it gets then."""
+
+
+def _parts_of_variable(variable: ContextVar[Any]) -> _Parts:
+    """Each process has one variable for it, with its default and without its value."""
+    options: dict[str, Any] = {}
+    with suppress(LookupError):  # it has no default
+        options["default"] = Context().run(variable.get)
+    return ContextVar, (variable.name,), options, {}
+
+
+def _parts_of_typing(value: Any) -> _Parts:
+    kind, own = cast("type[Any]", type(value)), {"__module__": value.__module__}
     if kind is typing.NewType:
-        return _new_type, (value.__name__, value.__supertype__, module, value.__qualname__)
+        return kind, (value.__name__, value.__supertype__), {}, own | {"__qualname__": value.__qualname__}
+    if kind is typing.TypeVarTuple:
+        return kind, (value.__name__,), {}, own
     if kind is typing.ParamSpec:
         options = {name: getattr(value, f"__{name}__") for name in ("bound", "covariant", "contravariant")}
-        return _in_module, (kind, (value.__name__,), options, module)
-    if kind is typing.TypeVarTuple:
-        return _in_module, (kind, (value.__name__,), {}, module)
-    options = {"type_params": value.__type_params__}
-    return _in_module, (kind, (value.__name__, value.__value__), options, module)
+        return kind, (value.__name__,), options, own
+    return kind, (value.__name__, value.__value__), {"type_params": value.__type_params__}, {}
 
 
-def _new_type(name: str, supertype: Any, module: str, qualified: str) -> Any:
-    made: Any = typing.NewType(name, supertype)  # pyright: ignore[reportGeneralTypeIssues, reportArgumentType]
-    made.__module__, made.__qualname__ = module, qualified
-    return made
-
-
-def _in_module(kind: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any], module: str) -> Any:
-    made = kind(*arguments, **options)
-    with suppress(AttributeError):
-        made.__module__ = module
+def _remade(make: Any, arguments: tuple[Any, ...], options: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    made = make(*arguments, **options)
+    for name, value in attributes.items():
+        setattr(made, name, value)
     return made
 
 
@@ -811,25 +733,12 @@ def _member(cls: type[enum.Enum], name: str) -> enum.Enum:
     return cls.__members__[name]
 
 
-def _reduced_cached_property(value: object) -> Reduced:
-    names: dict[str, Any] = vars(value)
-    return (
-        _cached_property,
-        (cast("type[Any]", type(value)),),
-        ({name: each for name, each in names.items() if name != "lock"}, "lock" in names),
-        None,
-        None,
-        _fill_cached_property,
-    )
-
-
-def _cached_property(cls: type[functools.cached_property[Any]]) -> functools.cached_property[Any]:
-    return cls.__new__(cls)
-
-
-def _fill_cached_property(made: functools.cached_property[Any], state: tuple[dict[str, Any], bool]) -> None:
-    names, locked = state
-    vars(made).update(names, **({"lock": threading.RLock()} if locked else {}))  # until Python 3.12
+def _cached_property(cls: Any, names: dict[str, Any]) -> Any:
+    made: Any = object.__new__(cls)
+    vars(made).update(names)
+    if "lock" in names:  # until Python 3.12
+        made.lock = threading.RLock()
+    return made
 
 
 def _reduced_sentinel(value: Any, by_name: Callable[[Any], bool]) -> Reduced | None:

@@ -7,7 +7,6 @@ where nothing in it can be changed in place.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -15,23 +14,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 from blake3 import blake3
 
 from skyward.errors import ConfigurationError, SerializationError
 from skyward.shipping.blobs import Blob, identify
-from skyward.shipping.definitions import found_under_its_name
 from skyward.shipping.pickling import (
     LARGE_BYTES,
     PLAIN_TYPES,
     Packed,
+    goes_by_name,
     naming_state,
     pack,
     pack_arguments,
-    travels_by_reference,
 )
-from skyward.shipping.references import function_parts, global_values
+from skyward.shipping.references import function_parts, global_values, reached_from
 from skyward.shipping.sources import SourceSet, search_path_state
 from skyward.submission import ArgumentMemo, CallLimits, Invocation
 from skyward.wire.messages import Payload
@@ -198,31 +196,22 @@ def _state(fn: FunctionType) -> _State:
 
 def _look(fn: FunctionType) -> list[_State] | None:
     """Return every function that goes into the pickle; None if something in it may be changed in place."""
-    found: list[_State] = []
-    known: set[int] = set()
-    waiting: list[object] = [fn]
-    while waiting:
-        value = waiting.pop()
-        if type(value) in _CONSTANT or id(value) in known or _is_fixed(value):
-            continue
-        if type(value) is tuple:
-            waiting += cast("tuple[object, ...]", value)
-        elif type(value) is FunctionType:
-            known.add(id(value))
-            found.append(_state(value))
-            waiting += found[-1][2]
-        else:
+    states: list[_State] = []
+    for value in reached_from(fn, _is_fixed):
+        if type(value) is FunctionType:
+            states.append(_state(value))
+        elif type(value) is not tuple:
             return None
-    return found
+    return states
 
 
 def _is_fixed(value: object) -> bool:
-    """Return True for a value whose pickle is a name under which the node finds the same object."""
-    if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type | None):
-        return False  # a method of an object that may change
-    if not isinstance(value, type | ModuleType | BuiltinFunctionType | FunctionType) or not travels_by_reference(value):
-        return False
-    return value.__name__ in sys.modules if isinstance(value, ModuleType) else found_under_its_name(value)
+    """Return True for a constant, and for a value whose pickle is a name under which the node finds the same object."""
+    if type(value) in _CONSTANT:
+        return True
+    if isinstance(value, BuiltinFunctionType):  # a method of an object may change with it
+        return isinstance(value.__self__, ModuleType | type | None) and goes_by_name(value)
+    return isinstance(value, type | ModuleType | FunctionType) and goes_by_name(value)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

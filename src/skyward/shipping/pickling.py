@@ -29,25 +29,25 @@ import cloudpickle
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
 from skyward.request.distribution_names import distribution_of_module
 from skyward.shipping.definitions import (
+    MAIN,
     Definition,
     MainNames,
     Reduced,
-    by_value,
     found_under_its_name,
-    goes_by_value,
     is_single_dispatch,
-    received_as,
+    own_attributes,
     receiving,
+    reduced_class,
     reduced_compiled,
     reduced_dispatch,
-    reduced_for_call,
-    reduced_for_result,
+    reduced_module,
     reduced_single,
     reduced_to_name,
+    reduced_with_origin,
     with_annotated,
 )
 from skyward.shipping.received import with_sources
-from skyward.shipping.references import function_parts, global_values, imports_of
+from skyward.shipping.references import function_parts, imports_of, reached_from
 from skyward.shipping.sources import SourceSet, Way, any_absent, packages_around, report_assigned, source_set, way_of
 from skyward.tracebacks import add_lines, hide_frames
 from skyward.wire.messages import PackedError
@@ -133,17 +133,16 @@ def _pack(obj: object, what: str, *, is_result: bool, apart: bool) -> Packed:
         buffers.append(view)
         return False
 
-    probe = functools.partial(_probe, is_result=is_result)
     try:
         try:
             data, pickler = _dumps(obj, keep_out, is_result=is_result)
         except Exception:  # again, without the dispensable parts of modules and classes
             buffers.clear()
-            data, pickler = _dumps(obj, keep_out, is_result=is_result, omissions=Omissions(obj, probe))
+            data, pickler = _dumps(obj, keep_out, is_result=is_result, omissions=Omissions(obj, is_result=is_result))
     except SkywardError:
         raise
     except Exception as error:
-        path, part, cause = _blame(obj, what, error, probe)
+        path, part, cause = _blame(obj, what, error, is_result=is_result)
         message = f"{path} cannot be pickled: {cause} (its type is {type(part).__module__}.{type(part).__qualname__})"
         raise SerializationError(message) from error
     needed = pickler.named | pickler.imported
@@ -172,13 +171,17 @@ def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) ->
         packing.arguments_of = ""
 
 
-def travels_by_reference(value: type | ModuleType | Callable[..., Any]) -> bool:
-    """Return True if this class, function or module goes by name: nodes have its module, or get its source."""
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "builtins"
-    if "<locals>" in getattr(value, "__qualname__", "") or way_of(name) is Way.VALUE:
+def goes_by_name(value: type | ModuleType | Callable[..., Any]) -> bool:
+    """Return True if nodes find this class, function or module under its name: they have its module, or its source."""
+    is_module = isinstance(value, ModuleType)
+    name = value.__name__ if is_module else getattr(value, "__module__", None) or "builtins"
+    if not isinstance(name, str) or (way := way_of(name)) is Way.VALUE:
         return False
-    registered = _registered()
-    return not registered or registered.isdisjoint((name, *packages_around(name)))
+    if (registered := _registered()) and not registered.isdisjoint((name, *packages_around(name))):
+        return False
+    if is_module:  # another of that name may have been loaded from a file by hand, or before
+        return sys.modules.get(name) is value or (way is Way.INSTALLED and name in sys.modules)
+    return found_under_its_name(cast("type", value))
 
 
 def _registered() -> set[str]:
@@ -310,77 +313,70 @@ class _Pickler(cloudpickle.Pickler):
             if known[1]:
                 self.named.add(known[1])
             return NotImplemented
-        definition = cast("object", obj)
-        if isinstance(definition, type) or type(definition) in (FunctionType, ModuleType):
-            return self._reduce_definition(cast("Definition", definition))
-        if isinstance(definition, CodeType):
-            return _with_file_name(definition, cast("Any", self.dispatch_table)[CodeType](definition))
-        if issubclass(type(definition), BaseException):
-            return reduced_exception(cast("BaseException", definition), self._is_obstacle)
-        if type(definition) is _CachingFunction and not self._is_named(definition):
-            caching = cast("Any", definition)
+        value = cast("object", obj)
+        if isinstance(value, type) or type(value) in (FunctionType, ModuleType):
+            return self._reduce_definition(cast("Definition", value))
+        if isinstance(value, CodeType):
+            return _with_file_name(value, cast("Any", self.dispatch_table)[CodeType](value))
+        if issubclass(type(value), BaseException):
+            return reduced_exception(cast("BaseException", value), self._is_obstacle)
+        if type(value) is _CachingFunction and not goes_by_name(cast("Any", value)):
+            caching = cast("Any", value)
             return _caching, (caching.__wrapped__, caching.cache_parameters())
-        if (single := reduced_single(definition, travels_by_reference)) is not None:
+        if (single := reduced_single(value, goes_by_name)) is not None:
             return single
         self._note(getattr(obj, "__module__", None))  # it may go by name, as a NewType does
-        return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return NotImplemented
 
-    def _is_named(self, value: Any) -> bool:
-        return travels_by_reference(value) and found_under_its_name(value)
-
-    def _note(self, module: object) -> None:
-        if isinstance(module, str) and way_of(module) is Way.SOURCE:
-            self.named.add(module)
+    def _note(self, module: object) -> bool:
+        """Return True for a module of the user's, whose source the pickle needs."""
+        is_own = isinstance(module, str) and way_of(module) is Way.SOURCE
+        if is_own:
+            self.named.add(cast("str", module))
+        return is_own
 
     def _is_obstacle(self, value: object) -> bool:
-        return self.omissions is not None and self.omissions.is_obstacle(value)
-
-    def _reduced_early(self, obj: Definition) -> Any:
-        """Return the reduction of what came from the client, and of functions that dispatch by type; else None."""
-        if self._is_result and (named := reduced_to_name(obj)) is not None:
-            return named
-        if type(obj) is FunctionType and is_single_dispatch(obj) and not self._is_named(obj):
-            return received_as(obj, reduced_dispatch(obj), is_result=self._is_result)
-        return None
+        return self.omissions is not None and bool(self.omissions.obstacle(value))
 
     def _reduce_definition(self, obj: Definition) -> Any:
-        if (early := self._reduced_early(obj)) is not None:
-            return early
-        module = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
-        way = _way_of(obj, module)
-        reduced = self._reduced(obj, way)
-        if goes_by_value(obj, reduced):
-            if isinstance(obj, type) and (compiled := reduced_compiled(obj)) is not None:
-                return compiled
-            if self.omissions is not None:
-                reduced = self.omissions.applied(obj, reduced)
-            if isinstance(obj, FunctionType):
-                self.imported |= imports_of(obj)
-            if self._is_result:
-                return reduced_for_result(obj, reduced)
-            reduced = reduced_for_call(obj, reduced, self._mains)
-            return reduced if isinstance(obj, ModuleType) or module != "__main__" else with_annotated(obj, reduced)
-        if way is Way.SOURCE:
-            self.named.add(module)
-        if reduced is NotImplemented:
-            if isinstance(obj, type) and way is Way.INSTALLED and issubclass(obj, Warning) and module != "builtins":
+        if self._is_result and (named := reduced_to_name(obj)) is not None:
+            return named
+        if goes_by_name(obj):
+            module = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
+            is_own = self._note(module)
+            if isinstance(obj, type) and issubclass(obj, Warning) and not is_own and module != "builtins":
                 return _warning, (module, obj.__qualname__)
-            _by_name[id(obj)] = obj, module if way is Way.SOURCE else ""
-        return reduced
-
-    def _reduced(self, obj: Definition, way: Way) -> Any:
+            if not isinstance(obj, ModuleType):
+                _by_name[id(obj)] = obj, module if is_own else ""
+            return NotImplemented
         if isinstance(obj, ModuleType):
-            reduced = cast("Any", self.dispatch_table)[ModuleType](obj)
+            names = {name: value for name, value in vars(obj).items() if name != "__builtins__"}
+            return reduced_module(obj, self._sent(names, f"module {obj.__name__}"), is_result=self._is_result)
+        if isinstance(obj, FunctionType):
+            reduced = self._reduce_function(obj)
+        elif (reduced := reduced_compiled(obj)) is None:
+            own = self._sent(own_attributes(obj), f"class {obj.__qualname__}")
+            reduced = reduced_class(obj, own, is_result=self._is_result)
         else:
-            reduced = cast("Any", super().reducer_override(obj))  # pyright: ignore[reportUnknownMemberType]
-        return reduced if way is not Way.VALUE or goes_by_value(obj, reduced) else by_value(self, obj)
+            return reduced
+        return reduced if self._is_result or obj.__module__ != MAIN else with_annotated(obj, reduced)
 
+    def _reduce_function(self, function: FunctionType) -> Reduced:
+        if is_single_dispatch(function):
+            reduced = reduced_dispatch(function)
+        else:
+            self.imported |= imports_of(function)
+            reduced = cast("Any", self)._dynamic_function_reduce(function)  # noqa: SLF001 - there is no public way
+            make, (code, names, *empty), (own, slots), *rest = reduced
+            if names.get("__name__") == MAIN and not self._is_result:  # a wrapper takes over `__module__`
+                names = self._mains.setdefault(id(names), MainNames(names))
+            if self.omissions is not None and not self.omissions.is_needed(function):
+                slots |= {"__globals__": self._sent(slots["__globals__"], f"module {function.__module__}")}
+            reduced = make, (code, names, *empty), (own, slots), *rest
+        return reduced if self._is_result else reduced_with_origin(function, reduced)
 
-def _way_of(obj: Definition, module: object) -> Way:
-    way = way_of(module) if isinstance(module, str) else Way.VALUE
-    if way is Way.SOURCE and isinstance(obj, ModuleType) and sys.modules.get(obj.__name__) is not obj:
-        return Way.VALUE  # loaded from a file by hand, or before another one of its name
-    return way
+    def _sent(self, names: dict[str, Any], where: str) -> dict[str, Any]:
+        return names if self.omissions is None else self.omissions.replaced(names, where)
 
 
 _FILE_NAME = 10
@@ -433,40 +429,13 @@ def _dumps(
         return file.getvalue(), pickler
 
 
-class _Probe(_Pickler):
-    """Pickler that only tries; it passes over parts that an earlier try has pickled.
-
-    Attributes:
-        parts: the parts that were pickled.
-    """
-
-    parts: list[object]
-
-    def reducer_override(self, obj: Any) -> Any:
-        if obj is not int and self.omissions is not None and self.omissions.is_picklable(obj):
-            return int, ()  # a small stand-in
-        self.parts.append(obj)
-        return super().reducer_override(obj)
-
-
-def _probe(obj: object, omissions: Omissions, *, is_result: bool) -> Sequence[object]:
-    with io.BytesIO() as file:
-        pickler = _Probe(file, lambda _: False, is_result=is_result, omissions=omissions)
-        pickler.parts = []
-        pickler.dump_whole(obj)
-        return pickler.parts
-
-
 def _blame(
-    obj: object, path: str, error: Exception, probe: Callable[[object, Omissions], Sequence[object]], depth: int = 4
+    obj: object, path: str, error: Exception, *, is_result: bool, depth: int = 4
 ) -> tuple[str, object, Exception]:
     """Return the smallest part of ``obj`` that fails to pickle by itself, its path and its error."""
-    if depth:
-        for name, child in _children(obj):
-            try:
-                probe(child, Omissions(child, probe))
-            except Exception as inner:
-                return _blame(child, f"{path}{name}", inner, probe, depth - 1)
+    for name, child in _children(obj) if depth else ():
+        if (inner := Omissions(child, is_result=is_result).failure(child)) is not None:
+            return _blame(child, f"{path}{name}", inner, is_result=is_result, depth=depth - 1)
     return path, obj, error
 
 
@@ -544,113 +513,104 @@ for _operation in (*_OPERATIONS.split(), *(f"{side}{each}" for each in _BINARY f
     setattr(LeftOut, f"__{_operation}__", _raise)
 
 
+_ADVICE: Final = (
+    "Create it inside the function that uses it, or install the module on the nodes as a package: Image(pip=[…])"
+)
+
+
 class Omissions:
     """Choice of the parts that are left out of one pickle.
 
     Args:
         root: the object that is pickled.
-        probe: pickles a value and discards the result, without the parts that this object lists as left out or as
-            picklable; returns the parts that it has pickled.
+        is_result: whether it is a result.
     """
 
-    def __init__(self, root: object, probe: Callable[[object, Omissions], Sequence[object]]) -> None:
-        self._probe = probe
+    def __init__(self, root: object, *, is_result: bool) -> None:
+        self._is_result = is_result
         # By id, as values need not be hashable, and may define equality in any way.
         self._picklable: set[int] = set()
         self._obstacles: dict[int, str] = {}
-        self._kept_alive: list[object] = []  # ids are compared
-        self._needed = {id(function) for function in _functions_of(root)}
+        self._kept_alive: list[object] = []
+        self._needed = {id(value) for value in reached_from(root) if type(value) is FunctionType}
+
+    def is_needed(self, function: FunctionType) -> bool:
+        """Return True for a function that the root is, holds, or refers to through functions alone."""
+        return id(function) in self._needed
 
     def is_picklable(self, value: object) -> bool:
-        """Return True if a probe has pickled ``value``."""
-        # Without this, a value would be probed again for every other one around it.
+        """Return True if a trial has pickled ``value``."""
+        # Without this, a value would be tried again for every other one around it.
         return id(value) in self._picklable
 
-    def is_obstacle(self, value: object) -> bool:
-        """Return True if ``value`` cannot be pickled."""
-        return bool(self._obstacle(value))
-
-    def applied(self, value: Definition, reduced: Reduced) -> Reduced:
-        """Return cloudpickle's reduction of a definition with stand-ins for the parts that cannot be pickled."""
-        match value:
-            case ModuleType():
-                make, (name, names) = reduced
-                return make, (name, self._without(names, f"module {name}"))
-            case type():
-                names, slots = reduced[2]
-                state = self._without(names, f"class {value.__qualname__}"), slots
-            case _ if id(value) in self._needed:
-                return reduced
-            case _:
-                own, slots = reduced[2]
-                names = self._without(slots["__globals__"], f"module {value.__module__}")
-                state = own, slots | {"__globals__": names}
-        return (*reduced[:2], state, *reduced[3:])
-
-    def _without(self, names: Mapping[str, Any], where: str) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
+    def replaced(self, names: Mapping[str, Any], where: str, advice: str = _ADVICE) -> dict[str, Any]:
+        """Return ``names`` with stand-ins for the values that cannot be pickled."""
+        sent: dict[str, Any] = {}
         for name, value in names.items():
-            if not (why := self._obstacle(value)):
-                kept[name] = value
+            if not (why := self.obstacle(value)):
+                sent[name] = value
             elif not name.startswith("__"):  # such as __spec__
-                kept[name] = LeftOut(
+                sent[name] = LeftOut(
                     f"{name!r} of {where} was left out when it was sent to this process: it cannot be pickled ({why}). "
-                    "Create it inside the function that uses it, or install the module on the nodes as a package: "
-                    "Image(pip=[…])"
+                    f"{advice}"
                 )
-        return kept
+        return sent
 
-    def _obstacle(self, value: object) -> str:
+    def replaced_items(self, values: tuple[Any, ...], where: str, advice: str) -> tuple[Any, ...]:
+        """Return ``values`` with stand-ins for those that cannot be pickled."""
+        return (
+            *self.replaced({f"args[{index}]": value for index, value in enumerate(values)}, where, advice).values(),
+        )
+
+    def obstacle(self, value: object) -> str:
         """Return why ``value`` cannot be pickled; empty if it can."""
-        if id(value) in self._obstacles:
-            return self._obstacles[id(value)]
         if self.is_picklable(value):
             return ""
+        if (known := self._obstacles.get(id(value))) is not None:
+            return known
         self._kept_alive.append(value)
-        self._obstacles[id(value)] = ""  # it may refer to itself
+        self._obstacles[id(value)] = why = ""  # it may refer to itself
         if isinstance(value, FunctionType):
-            why = next((why for part in function_parts(value) if (why := self._obstacle(part))), "")
-        elif isinstance(value, type | ModuleType):
-            why = ""  # parts of these are left out in their turn
-        else:
-            why = self._failure(value)
+            why = next((why for part in function_parts(value) if (why := self.obstacle(part))), "")
+        elif not isinstance(value, type | ModuleType):  # parts of these are left out in their turn
+            error = self.failure(value)
+            why = "" if error is None else str(error) or type(error).__name__
         self._obstacles[id(value)] = why
         return why
 
-    def _failure(self, value: object) -> str:
-        try:
-            parts = self._probe(value, self)
-        except Exception as error:  # any class may do anything here
-            return str(error) or type(error).__name__
-        self._kept_alive += parts
-        self._picklable.update(map(id, parts))
-        return ""
+    def failure(self, value: object) -> Exception | None:
+        """Return the error with which the pickling of ``value`` fails."""
+        with io.BytesIO() as file:
+            trial = _Trial(file, _keep_out_all, is_result=self._is_result, omissions=self)
+            try:
+                trial.dump_whole(value)
+            except Exception as error:  # any class may do anything here
+                return error
+        self._kept_alive += trial.parts
+        self._picklable.update(map(id, trial.parts))
+        return None
 
 
-def _functions_of(root: object) -> Iterator[FunctionType]:
-    """Yield the functions that ``root`` is, holds, or refers to through functions alone."""
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        value: Any = waiting.pop()
-        if id(value) in seen:
-            continue
-        match value:
-            case FunctionType():
-                yield value
-                waiting += function_parts(value)
-                waiting += global_values(value)
-            case MethodType():
-                waiting.append(value.__func__)
-            case functools.partial():
-                waiting += [value.func, value.args, value.keywords]
-            case tuple() | list():
-                waiting += cast("Sequence[object]", value)
-            case dict():
-                waiting += cast("dict[object, object]", value).values()
-            case _:
-                continue
-        seen.add(id(cast("object", value)))
+def _keep_out_all(_: pickle.PickleBuffer) -> bool:
+    return False
+
+
+class _Trial(_Pickler):
+    """Pickler that only tries; it passes over parts that an earlier trial has pickled.
+
+    Attributes:
+        parts: the parts that were pickled.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.parts: list[object] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is not int and cast("Omissions", self.omissions).is_picklable(obj):
+            return int, ()  # a small stand-in
+        self.parts.append(obj)
+        return super().reducer_override(obj)
 
 
 # --- exceptions as values ----------------------------------------------------------------------------------------
@@ -681,15 +641,17 @@ class RaisedException:
     Args:
         error: the exception.
         own_way: whether its class's own ``__reduce__`` is used if it has one.
+        omissions: replaces the attributes that cannot be pickled; None replaces none.
     """
 
-    def __init__(self, error: BaseException, *, own_way: bool) -> None:
+    def __init__(self, error: BaseException, *, own_way: bool = False, omissions: Omissions | None = None) -> None:
         self._error = error
         self._own_way = own_way
+        self._omissions = omissions
 
     def __reduce__(self) -> str | Reduced:
         own = _own_reduction(self._error) if self._own_way else None
-        return own or _reduced_error(self._error, None, None)
+        return own or _reduced_error(self._error, None, None, self._omissions)
 
 
 def reduced_exception(error: BaseException, is_obstacle: Callable[[object], object]) -> str | Reduced:
@@ -718,16 +680,25 @@ def _own_reduction(error: BaseException) -> str | Reduced | None:
     return None
 
 
-def _reduced_error(error: BaseException, cause: BaseException | None, context: BaseException | None) -> Reduced:
+def _reduced_error(
+    error: BaseException,
+    cause: BaseException | None,
+    context: BaseException | None,
+    omissions: Omissions | None = None,
+) -> Reduced:
     cls = type(error)
     base = _builtin_base(cls)
     _, args, *rest = cast("Reduced", base.__reduce__(error))
     if isinstance(error, BaseExceptionGroup):  # an own `__new__` may take more than its base's
         args = (error.message, cast("Any", error).exceptions)
     state = cast("dict[str, Any]", rest[0] if rest else None) or {}
+    slots, shown = _slots_of(cast("BaseException", error)), error.args
+    if omissions is not None:
+        where, advice = f"the exception {cls.__qualname__}", "Give the exception what can be pickled"
+        state, slots = omissions.replaced(state, where, advice), omissions.replaced(slots, where, advice)
+        args, shown = (omissions.replaced_items(values, where, advice) for values in (args, shown))
     chain = cause, context, error.__suppress_context__
-    slots = _slots_of(cast("BaseException", error))
-    return _make_error, (cls, base, args, error.args), (state, slots, chain), None, None, _complete_error
+    return _make_error, (cls, base, args, shown), (state, slots, chain), None, None, _complete_error
 
 
 def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
@@ -753,8 +724,7 @@ def _make_error(
         base.__init__(error, *args)
     except (TypeError, ValueError):  # `args` were set by hand
         error = base.__new__(cls)
-    if error.args != shown:
-        _set(error, "args", shown)
+    _set(error, "args", shown)
     return error
 
 
@@ -793,7 +763,9 @@ def _pickle_error(error: BaseException) -> bytes:
     if not isinstance(error, Exception):
         return b""
     shown, second_best = _shown(error), b""
-    for candidate in (RaisedException(error, own_way=True), RaisedException(error, own_way=False)):
+    omissions = Omissions(None, is_result=True)
+    ways = RaisedException(error, own_way=True), RaisedException(error), RaisedException(error, omissions=omissions)
+    for candidate in ways:
         try:
             data, _ = _dumps(candidate, None, is_result=True)
             rebuilt = pickle.loads(data)

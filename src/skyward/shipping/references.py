@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import dis
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import CodeType, FunctionType
-from typing import Any, Final
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Final, cast
 
 
 def names_in(code: CodeType) -> Iterator[str]:
@@ -36,6 +36,32 @@ def function_parts(function: FunctionType) -> list[Any]:
         except ValueError:  # not filled yet, as in a function that refers to itself while it is defined
             continue
     return parts
+
+
+def reached_from(root: object, is_end: Callable[[object], bool] = lambda _: False) -> Iterator[object]:
+    """Yield ``root`` and what it refers to through functions, methods, ``partial`` and containers; see past no end."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if id(value) not in seen and not is_end(value):
+            seen.add(id(value))
+            yield value
+            waiting += _parts_of(value)
+
+
+def _parts_of(value: Any) -> Iterable[object]:
+    # By their exact types, as a stand-in for what was left out may not be asked for its class.
+    kind = cast("type[Any]", type(value))
+    if kind is FunctionType:
+        return *function_parts(value), *global_values(value)
+    if kind is MethodType:
+        return (value.__func__,)
+    if kind is functools.partial:
+        return value.func, value.args, value.keywords
+    if issubclass(kind, tuple | list):
+        return value
+    return value.values() if issubclass(kind, dict) else ()
 
 
 def imports_of(function: FunctionType) -> frozenset[str]:

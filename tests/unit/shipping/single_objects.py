@@ -126,7 +126,7 @@ class Beast(Creature, enum.Enum):
 
 
 class Operation(enum.Enum):
-    ADD = functools.partial(lambda left, right: left + right)
+    ADD = enum.member(functools.partial(lambda left, right: left + right))
 
 
 @functools.singledispatch

@@ -8,9 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from skyward.shipping.definitions import stamps_of
 from skyward.shipping.pickling import pack, unpack
 
 WORKER = """
@@ -177,32 +174,3 @@ def test_attributes_arrive_in_their_order() -> None:
     worker.call(lambda cls: [name for name in vars(cls) if not name.startswith("__")], ordered())
     worker.call(lambda cls: "__hash__" in vars(cls), ordered())
     assert worker.results() == [names, True]
-
-
-@pytest.mark.parametrize(
-    ("change", "changed"),
-    [
-        (lambda cls: cls.data.append(1), ["data"]),
-        (lambda cls: cls.nested["a"].update(b=2), ["nested"]),
-        (lambda cls: setattr(cls, "number", 2), ["number"]),
-        (lambda cls: setattr(cls, "number", 1.0), ["number"]),
-        (lambda cls: setattr(cls, "run", lambda self: 2), ["run"]),
-        (lambda cls: cls.functions.append(lambda: 2), ["functions"]),
-        (lambda cls: setattr(cls, "data", []), []),
-        (lambda cls: None, []),
-    ],
-)
-def test_an_attributes_stamp_changes_with_its_state(change: Callable[[Any], object], changed: list[str]) -> None:
-    class Model:
-        data: list[int] = []  # noqa: RUF012
-        nested: dict[str, Any] = {"a": {}}  # noqa: RUF012
-        functions: list[Any] = [lambda: 1]  # noqa: RUF012
-        number = 1
-
-        def run(self) -> int:
-            return 1
-
-    before = stamps_of(Model, vars(Model))
-    change(Model)
-    after = stamps_of(Model, vars(Model))
-    assert [name for name in after if before.get(name) != after[name]] == changed

@@ -7,7 +7,6 @@ import dataclasses
 import enum
 import gc
 import importlib
-import io
 import pickle
 import subprocess
 import sys
@@ -331,27 +330,6 @@ def test_a_large_state_of_the_worker_does_not_come_back_with_an_instance(worker:
         return model
 
     assert len(worker.send(grow, Model())) < 1000
-
-
-def test_cloudpickle_reduces_classes_and_functions_as_is_relied_on() -> None:
-    pickler: Any = cloudpickle.Pickler(io.BytesIO())
-    cls = local_class()
-    for value in (cls, enum.Enum("Local", ["A"], module="nowhere")):
-        _, arguments, (names, _), *nothing, set_state = pickler.reducer_override(value)
-        assert cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[arguments[-2]] is value
-        assert isinstance(names, dict)
-        assert nothing == [None, None]
-        assert callable(set_state)
-    make, (_, _, _, names, *_), *_ = pickler.reducer_override(cls)
-    assert make is cloudpickle.cloudpickle._make_skeleton_class
-    assert set(names) == {"__module__"}
-    reduced = pickler.reducer_override(lambda: LOG)
-    assert len(reduced) == 6
-    assert reduced[2][1]["__globals__"] == {"LOG": LOG}
-    assert pickler.reducer_override(len) is NotImplemented
-    reduce_module = pickler.dispatch_table[ModuleType]
-    assert len(reduce_module(sys)[1]) == 1
-    assert reduce_module(ModuleType("nowhere"))[1][1]["__name__"] == "nowhere"
 
 
 class Slotted:

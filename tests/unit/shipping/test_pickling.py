@@ -48,12 +48,8 @@ class ExitingError(Exception):
 
 
 class UnbuildableError(Exception):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-    def __str__(self) -> str:
-        return "no way to send this"
+    def __setstate__(self, _: object) -> None:
+        raise ValueError("no state")
 
 
 def raised(error: BaseException) -> BaseException:
@@ -149,11 +145,22 @@ def test_an_exception_keeps_its_text_where_dask_pickles_exceptions(
 
 
 def test_an_exception_that_cannot_be_rebuilt_becomes_a_remote_error_with_its_text() -> None:
-    error = unpack_error(pack_error(raised(UnbuildableError())), where="node 0, worker 0")
+    error = unpack_error(pack_error(raised(UnbuildableError("no way to send this"))), where="node 0, worker 0")
     assert type(error) is RemoteError
     assert error.type_name.endswith("UnbuildableError")
     assert "no way to send this" in str(error)
     assert "UnbuildableError" in error.remote_traceback
+
+
+def test_an_exception_comes_back_without_what_cannot_be_pickled() -> None:
+    error = FinickyError(code=3)
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    error.args = ("code 3", threading.Lock())
+    back = unpack_error(pack_error(raised(error)), where="node 0, worker 0")
+    assert (type(back), back.code, back.args[0]) == (FinickyError, 3, "code 3")  # type: ignore[attr-defined]
+    for part in (back.lock, back.args[1]):  # type: ignore[attr-defined]
+        with pytest.raises(SerializationError, match=r"of the exception FinickyError was left out.*thread.lock"):
+            part.acquire()
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
