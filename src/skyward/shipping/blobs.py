@@ -10,7 +10,7 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from blake3 import blake3
 
@@ -18,6 +18,7 @@ from skyward.errors import SkywardError
 from skyward.machine.access import Transport
 from skyward.submission import ArgumentMemo
 from skyward.wire.control import Fetch, Fetched
+from skyward.wire.node_config import NodeReady
 
 log = logging.getLogger("skyward.scheduling")
 
@@ -47,30 +48,6 @@ class Blob:
     id: str
     view: memoryview = field(repr=False)
     of_function: bool = False
-
-
-class BlobPlace(Protocol):
-    """Part of :class:`~skyward.wire.node_config.NodeReady` that this module uses."""
-
-    @property
-    def blob_dir(self) -> str:
-        """Folder in memory."""
-        ...
-
-    @property
-    def blob_dir_disk(self) -> str:
-        """Folder on disk."""
-        ...
-
-    @property
-    def blob_budget_bytes(self) -> int:
-        """Bytes that may lie in memory."""
-        ...
-
-    @property
-    def blobs(self) -> str:
-        """``host:port`` at which other nodes fetch blobs from this one."""
-        ...
 
 
 def identify(views: Iterable[memoryview], memo: ArgumentMemo) -> tuple[Blob, ...]:
@@ -131,12 +108,12 @@ class NodeBlobs:
     Used on the event loop only.
 
     Args:
-        place: the node's folders.
+        place: the node's folders, and their budget.
         transport: the way to the node.
         peers: other nodes that may have a blob already; None where the client's own transport is the fastest.
     """
 
-    def __init__(self, place: BlobPlace, transport: Transport, peers: _Peer | None = None) -> None:
+    def __init__(self, place: NodeReady, transport: Transport, peers: _Peer | None = None) -> None:
         self._place = place
         self._transport = transport
         self._peers = peers
@@ -144,7 +121,7 @@ class NodeBlobs:
 
     def hold_present(self, blobs: Sequence[Blob]) -> list[Stored] | None:
         """Hold all of these blobs, for a call that is about to be sent; None if one has not arrived."""
-        return [self._hold(blob.id) for blob in blobs] if all(self.has(blob.id) for blob in blobs) else None
+        return [self.hold_stored(blob.id) for blob in blobs] if all(self.has(blob.id) for blob in blobs) else None
 
     def has(self, blob_id: str) -> bool:
         """Return True if the node has the whole blob."""
@@ -156,9 +133,12 @@ class NodeBlobs:
         stored = self._stored.get(blob_id)
         return stored.arriving if stored is not None and stored.moving and not self.has(blob_id) else None
 
-    def lend(self, blob_id: str) -> Stored:
-        """Hold a blob of this node while another node fetches it; see :meth:`release`."""
-        return self._hold(blob_id)
+    def hold_stored(self, blob_id: str) -> Stored:
+        """Hold a blob of this node, for a call or while another node fetches it; see :meth:`release`."""
+        stored = self._stored[blob_id]
+        stored.users += 1
+        self._stored.move_to_end(blob_id)
+        return stored
 
     async def hold(self, blobs: Sequence[Blob]) -> list[Stored]:
         """Put missing blobs onto the node, and hold all of them until the caller releases them.
@@ -174,7 +154,7 @@ class NodeBlobs:
             for blob in blobs:
                 if blob.id not in self._stored:
                     await self._begin(blob)
-                stored = self._hold(blob.id)
+                stored = self.hold_stored(blob.id)
                 held.append(stored)
                 if stored.arriving is not None:
                     await asyncio.shield(stored.arriving)  # other calls wait for the same blob
@@ -200,20 +180,14 @@ class NodeBlobs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _hold(self, blob_id: str) -> Stored:
-        stored = self._stored[blob_id]
-        stored.users += 1
-        self._stored.move_to_end(blob_id)
-        return stored
-
     async def _begin(self, blob: Blob) -> None:
         """Reserve room for a blob, and start its transfer."""
-        leaving = self._leave_functions(blob.view.nbytes) if blob.of_function else []
-        pushed_out, in_memory = self._make_room(blob.view.nbytes)
-        leaving += pushed_out
+        nbytes = blob.view.nbytes
+        evicted, _ = self._make_room(nbytes, _FUNCTION_BYTES, "of_function") if blob.of_function else ([], True)
+        more, in_memory = self._make_room(nbytes, self._place.blob_budget_bytes, "in_memory")
         path = f"{self._place.blob_dir if in_memory else self._place.blob_dir_disk}/{blob.id}"
-        stored = self._stored[blob.id] = Stored(path, blob.view.nbytes, in_memory, of_function=blob.of_function)
-        stored.arriving = asyncio.ensure_future(self._arrive(blob, stored, leaving))
+        stored = self._stored[blob.id] = Stored(path, nbytes, in_memory, of_function=blob.of_function)
+        stored.arriving = asyncio.ensure_future(self._arrive(blob, stored, evicted + more))
 
     async def _arrive(self, blob: Blob, stored: Stored, leaving: Sequence[str]) -> None:
         try:
@@ -246,33 +220,22 @@ class NodeBlobs:
                 "a large argument was changed after its call was submitted: change a copy, or wait for the call"
             )
 
-    def _make_room(self, nbytes: int) -> tuple[list[str], bool]:
-        """Evict blobs for one of ``nbytes``; return their files, and True if it then fits into memory."""
-        budget = self._place.blob_budget_bytes
-        used = sum(stored.nbytes for stored in self._stored.values() if stored.in_memory)
-        unused = [blob_id for blob_id, stored in self._stored.items() if stored.in_memory and not stored.users]
-        leaving: list[str] = []
-        # A blob larger than the whole budget evicts nothing: it goes to disk anyway.
-        for blob_id in unused if nbytes <= budget else ():
-            if used + nbytes <= budget:
-                break
-            stored = self._stored.pop(blob_id)
-            leaving.append(stored.path)
-            used -= stored.nbytes
-        return leaving, used + nbytes <= budget
+    def _make_room(self, nbytes: int, bound: int, kind: Literal["of_function", "in_memory"]) -> tuple[list[str], bool]:
+        """Evict blobs of a kind for one of ``nbytes``, the least recently used first, none in use.
 
-    def _leave_functions(self, nbytes: int) -> list[str]:
-        """Evict functions for another one of ``nbytes``; return their files. Least recently used first, none in use."""
-        functions = [(blob_id, stored) for blob_id, stored in self._stored.items() if stored.of_function]
-        used = sum(stored.nbytes for _, stored in functions)
-        leaving: list[str] = []
-        for blob_id, stored in functions:
-            if used + nbytes <= _FUNCTION_BYTES:
+        Return their files, and True if all of that kind then stay within ``bound``.
+        """
+        stored = [(blob_id, stored) for blob_id, stored in self._stored.items() if getattr(stored, kind)]
+        used = sum(each.nbytes for _, each in stored)
+        evicted: list[str] = []
+        # A blob larger than the bound evicts nothing: it goes to disk anyway.
+        for blob_id, unused in ((blob_id, each) for blob_id, each in stored if not each.users and nbytes <= bound):
+            if used + nbytes <= bound:
                 break
-            if not stored.users:
-                leaving.append(self._stored.pop(blob_id).path)
-                used -= stored.nbytes
-        return leaving
+            del self._stored[blob_id]
+            evicted.append(unused.path)
+            used -= unused.nbytes
+        return evicted, used + nbytes <= bound
 
     async def _remove(self, paths: Sequence[str]) -> None:
         await self._transport.run(["rm", "-f", *paths], timeout_s=_REMOVE_TIMEOUT_S)
@@ -292,7 +255,7 @@ class ExchangeNode(Protocol):
         ...
 
     @property
-    def ready(self) -> BlobPlace:
+    def ready(self) -> NodeReady:
         """The node's folders and ports."""
         ...
 
@@ -401,7 +364,7 @@ class _Peer:
 
     async def _fetch_from(self, givers: Sequence[_Peer], blob_id: str, stored: Stored) -> bool:
         sources = tuple(giver.node.ready.blobs for giver in givers)
-        held = [giver.blobs.lend(blob_id) for giver in givers]
+        held = [giver.blobs.hold_stored(blob_id) for giver in givers]
         givers[0].giving[blob_id] += 1
         try:
             order = Fetch(blob_id=blob_id, nbytes=stored.nbytes, path=stored.path, sources=sources)

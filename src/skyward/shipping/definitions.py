@@ -42,7 +42,7 @@ from types import (
     WrapperDescriptorType,
 )
 from typing import Any, Final, cast
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
 import cloudpickle.cloudpickle as _cloudpickle
@@ -146,16 +146,8 @@ def main_of_tasks() -> None:
     sys.modules[MAIN] = _main()
 
 
-def with_annotated(value: type | FunctionType, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a reduction of a definition of ``__main__`` with what its annotations name as text, for type hints."""
-    names = _annotated(value)
-    if not names:
-        return reduced
-    make, arguments, state, items, pairs, set_state = reduced
-    return make, arguments, (set_state, state, names), items, pairs, _set_with_names
-
-
-def _annotated(value: type | FunctionType) -> dict[str, Any]:
+def annotated_names(value: type | FunctionType) -> dict[str, Any]:
+    """Return what the annotations of a definition of ``__main__`` name as text, for type hints."""
     scope = value.__globals__ if isinstance(value, FunctionType) else vars(sys.modules[MAIN])
     stated: Mapping[str, object] = vars(value).get("__annotations__") or {} if isinstance(value, type) else {}
     if isinstance(value, FunctionType) and scope.get("__name__") == MAIN:
@@ -177,12 +169,10 @@ def _is_for_hints(value: object) -> bool:
     return type(value).__module__ in ("typing", "types")
 
 
-def _set_with_names(value: Any, sent: tuple[Any, Any, dict[str, Any]]) -> None:
-    set_state, state, names = sent
-    set_state(value, state)
-    for name, each in names.items():
+def _define_missing(names: Mapping[str, Any]) -> None:
+    for name, value in names.items():
         if receiving.active and name not in vars(_main()):
-            define_in_main(name, each)
+            define_in_main(name, value)
 
 
 def enter_main(of_function: ModuleType | None, of_arguments: ModuleType | None) -> None:
@@ -266,8 +256,16 @@ def reduced_class(cls: type[Any], own: Mapping[str, Any], *, is_result: bool) ->
     class_id = _id_of_class(cls)
     members, attributes = (_enum_parts(cls), _attributes_of_members(cls)) if issubclass(cls, enum.Enum) else (None, {})
     states = {} if is_result else {name: _state_of_attribute(value) for name, value in own.items()}
+    hints = {} if is_result or cls.__module__ != MAIN else annotated_names(cls)
     make = type(cls), cls.__name__, cls.__bases__, stated, members
-    return _make_class, (origin, class_id, *make), (origin[0], own, states, attributes), None, None, _update_class
+    return (
+        _make_class,
+        (origin, class_id, *make),
+        (origin[0], own, states, attributes, hints),
+        None,
+        None,
+        _update_class,
+    )
 
 
 def _make_class(  # noqa: PLR0917 - arguments of a reduction
@@ -285,7 +283,7 @@ def _make_class(  # noqa: PLR0917 - arguments of a reduction
         with _without_hooks(bases):
             make = _new_class if members is None else functools.partial(_new_enum, members)
             cls = _register_class(class_id, make(metaclass, name, bases, stated))
-        _unfinished.add(cls)
+        _attributes[cls] = {}
     elif not process or (known := _origins.get(cls)) is None or known.process != process:
         return cls  # this process's own, or another one's
     if process:
@@ -318,8 +316,6 @@ def _without_hooks(bases: tuple[type, ...]) -> Generator[None]:
 def _do_nothing(_: type, **__: object) -> None: ...
 
 
-# Classes whose attributes are still to come.
-_unfinished: WeakSet[type] = WeakSet()
 # Attributes of received classes as last received, each with its state at its origin.
 _attributes: WeakKeyDictionary[type, dict[str, tuple[object, Any]]] = WeakKeyDictionary()
 
@@ -330,28 +326,27 @@ def _keep_alive(cls: type) -> type:
     return cls
 
 
-def _update_class(cls: type, sent: tuple[str, dict[str, Any], dict[str, object], dict[str, dict[str, Any]]]) -> None:
+def _update_class(
+    cls: type, sent: tuple[str, dict[str, Any], dict[str, object], dict[str, Any], dict[str, Any]]
+) -> None:
     """Give a class the attributes that have changed where it comes from; others stay as calls left them."""
-    process, own, states, members = sent
-    origin = _origins.get(cls)
-    if cls not in _unfinished and (origin is None or origin.process != process):
+    process, own, states, members, hints = sent
+    _define_missing(hints)
+    last, origin = _attributes.get(cls), _origins.get(cls)
+    if last is None or (last and (origin is None or origin.process != process)):
         return
-    last = _attributes.setdefault(cls, {})
+    for name, attributes in members.items() if not last else ():
+        vars(cast("Any", cls).__members__[name]).update(attributes)
     for removed in last.keys() - own.keys():
         del last[removed]
         with suppress(AttributeError, TypeError):  # deleted in the call, or made by the metaclass
             delattr(cls, removed)
+    for registered in own.pop("_abc_impl", ()):
+        cast("Any", cls).register(registered)
     for name, value in own.items():
-        if name == "_abc_impl":
-            for registered in value:
-                cast("Any", cls).register(registered)
-        elif _is_due(cls, name, value, states.get(name)):
+        if _is_due(cls, name, value, states.get(name)):
             setattr(cls, name, value)
             last[name] = states.get(name), vars(cls).get(name)
-    if cls in _unfinished and issubclass(cls, enum.Enum):
-        for name, attributes in members.items():
-            vars(cls.__members__[name]).update(attributes)
-    _unfinished.discard(cls)
 
 
 def _is_due(cls: type, name: str, value: object, state: object) -> bool:

@@ -33,6 +33,7 @@ from skyward.shipping.definitions import (
     Definition,
     MainNames,
     Reduced,
+    annotated_names,
     found_under_its_name,
     is_single_dispatch,
     own_attributes,
@@ -44,7 +45,6 @@ from skyward.shipping.definitions import (
     reduced_single,
     reduced_to_name,
     reduced_with_origin,
-    with_annotated,
 )
 from skyward.shipping.received import with_sources
 from skyward.shipping.references import function_parts, imports_of, reached_from
@@ -353,13 +353,11 @@ class _Pickler(cloudpickle.Pickler):
             names = {name: value for name, value in vars(obj).items() if name != "__builtins__"}
             return reduced_module(obj, self._sent(names, f"module {obj.__name__}"), is_result=self._is_result)
         if isinstance(obj, FunctionType):
-            reduced = self._reduce_function(obj)
-        elif (reduced := reduced_compiled(obj)) is None:
-            own = self._sent(own_attributes(obj), f"class {obj.__qualname__}")
-            reduced = reduced_class(obj, own, is_result=self._is_result)
-        else:
+            return self._reduce_function(obj)
+        if (reduced := reduced_compiled(obj)) is not None:
             return reduced
-        return reduced if self._is_result or obj.__module__ != MAIN else with_annotated(obj, reduced)
+        own = self._sent(own_attributes(obj), f"class {obj.__qualname__}")
+        return reduced_class(obj, own, is_result=self._is_result)
 
     def _reduce_function(self, function: FunctionType) -> Reduced:
         if is_single_dispatch(function):
@@ -370,8 +368,9 @@ class _Pickler(cloudpickle.Pickler):
             make, (code, names, *empty), (own, slots), *rest = reduced
             if names.get("__name__") == MAIN and not self._is_result:  # a wrapper takes over `__module__`
                 names = self._mains.setdefault(id(names), MainNames(names))
+                slots["__globals__"] |= annotated_names(function)
             if self.omissions is not None and not self.omissions.is_needed(function):
-                slots |= {"__globals__": self._sent(slots["__globals__"], f"module {function.__module__}")}
+                slots["__globals__"] = self._sent(slots["__globals__"], f"module {function.__module__}")
             reduced = make, (code, names, *empty), (own, slots), *rest
         return reduced if self._is_result else reduced_with_origin(function, reduced)
 
