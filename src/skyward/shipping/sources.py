@@ -33,11 +33,12 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from itertools import count, pairwise
+from itertools import islice, pairwise
 from operator import attrgetter, is_
 from pathlib import Path, PurePath
 from types import CodeType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
+from weakref import WeakSet
 
 from skyward.shipping.references import code_imports, inner_code
 from skyward.wire.messages import ModuleSource
@@ -150,10 +151,11 @@ def _is_recorded(name: str, place: Path) -> bool:
     package = name.partition(".")[0]
     for root in _roots(name, place):
         path = place.relative_to(root).as_posix()
+        entries = f"\n{path},", f"\n{path}/", f"\n{package}{_ALL_OF_IT}"
         likely = importlib.metadata.distributions(name=package, path=[str(root)])
-        if any(_lists(_listing(found), package, path) for found in likely):
+        if any(entry in _listing(owner) for owner in likely for entry in entries):
             return True
-        if any(_lists(each, package, path) for each in _listings(str(root), _mtime_ns(str(root)))):
+        if any(entry in _listings(str(root), _mtime_ns(str(root))) for entry in entries):
             return True
     return False
 
@@ -167,21 +169,24 @@ def _roots(name: str, place: Path) -> Iterator[Path]:
 
 
 @functools.lru_cache(maxsize=64)
-def _listings(root: str, _: int) -> tuple[tuple[str, str], ...]:
+def _listings(root: str, _: int) -> str:
     """Return the listings of all distributions in a folder or zip, as it was at a time."""
-    return tuple(_listing(found) for found in importlib.metadata.distributions(path=[root]))
+    return "".join(map(_listing, importlib.metadata.distributions(path=[root])))
 
 
-def _listing(found: importlib.metadata.Distribution) -> tuple[str, str]:
-    """Return how a distribution's metadata lists its files, and the list; empty for one in a folder of sources."""
+_ALL_OF_IT = "/*,"
+
+
+def _listing(found: importlib.metadata.Distribution) -> str:
+    """Return the files of a distribution, each on a line of its own and before a comma, or else its packages."""
     if (record := _metadata(found, "RECORD")) is not None:
-        return "files", f"\n{record}"
+        return f"\n{record}"
     if (record := _metadata(found, "installed-files.txt")) is not None:
-        return "files", f"\n{record}".replace("\n../", "\n").replace("\n", ",\n")
+        return f"\n{record}".replace("\n../", "\n").replace("\n", ",\n")
     if _metadata(found, "SOURCES.txt") is not None:  # the by-product of an editable installation, or of a build
-        return "nothing", ""
+        return ""
     names = (_metadata(found, "top_level.txt") or "").split() or [_name(found).replace("-", "_")]
-    return "packages", "\n".join(["", *names, ""])
+    return "".join(f"\n{name}{_ALL_OF_IT}" for name in names)
 
 
 def _metadata(found: importlib.metadata.Distribution, name: str) -> str | None:
@@ -193,25 +198,15 @@ def _metadata(found: importlib.metadata.Distribution, name: str) -> str | None:
 
 def _name(found: importlib.metadata.Distribution) -> str:
     try:
-        return str(found.metadata["Name"])
+        return str(cast("Any", found.metadata).get("Name"))  # indexed, it warns where there is none
     except (OSError, UnicodeError, KeyError, TypeError):
         return ""
-
-
-def _lists(listing: tuple[str, str], package: str, path: str) -> bool:
-    how, listed = listing
-    match how:
-        case "files":
-            return f"\n{path}," in listed or f"\n{path}/" in listed
-        case "packages":
-            return f"\n{package}\n" in listed
-        case _:
-            return False
 
 
 _FILE_BYTES = 1 << 20
 _FILES_BYTES = 8 << 20
 _ENTRIES = 2000
+_NO_DATA = frozenset({"__init__.py", "__pycache__", "node_modules"})
 _SETTLED_NS = 2_000_000_000
 """A file that was changed less than this before it was read may change again within one tick of its times."""
 
@@ -258,16 +253,15 @@ class Way(Enum):
     """By value: nodes cannot get the module."""
 
 
-_SPEC_OF_MODULE = attrgetter("__spec__")
+_SPEC = attrgetter("__spec__")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class SourceSet:
     """Sources of some modules and of everything that they import, and what shows that they are still the ones to send.
 
     Attributes:
         sources: the sources, by name.
-        number: number of this set in this process; an unchanged set keeps it.
         loaded: names of the modules that are imported here.
         modules: these modules.
         specs: their specs, which a reload replaces.
@@ -276,7 +270,6 @@ class SourceSet:
     """
 
     sources: tuple[ModuleSource, ...]
-    number: int
     loaded: tuple[str, ...] = ()
     modules: tuple[ModuleType, ...] = ()
     specs: tuple[ModuleSpec, ...] = ()
@@ -288,7 +281,7 @@ class SourceSet:
         # It is asked for each call: 2 µs for 30 modules.
         return (
             all(map(is_, map(sys.modules.get, self.loaded), self.modules))
-            and all(map(is_, map(_SPEC_OF_MODULE, self.modules), self.specs))
+            and all(map(is_, map(_SPEC, self.modules), self.specs))
             and tuple(sys.path) == self.search_path
             and all(stamp and name not in sys.modules and _stamp(file) == stamp for name, file, stamp in self.unloaded)
         )
@@ -296,7 +289,7 @@ class SourceSet:
     @property
     def editions(self) -> tuple[tuple[str, int], ...]:
         """Names and editions of the sources."""
-        return tuple((each.name, each.edition_ns) for each in self.sources)
+        return tuple((source.name, source.edition_ns) for source in self.sources)
 
 
 class SentSources:
@@ -304,15 +297,15 @@ class SentSources:
 
     def __init__(self) -> None:
         self._editions: dict[str, int] = {}
-        self._sets: set[int] = set()
+        self._sets: WeakSet[SourceSet] = WeakSet()
 
     def missing(self, wanted: SourceSet) -> list[ModuleSource]:
         """Return the sources to send now; they count as sent."""
-        if wanted.number in self._sets:
+        if wanted in self._sets:
             return []
-        missing = [each for each in wanted.sources if self._editions.get(each.name, 0) < each.edition_ns]
-        self._editions |= {each.name: each.edition_ns for each in missing}
-        self._sets.add(wanted.number)
+        missing = [source for source in wanted.sources if self._editions.get(source.name, 0) < source.edition_ns]
+        self._editions |= {source.name: source.edition_ns for source in missing}
+        self._sets.add(wanted)
         return missing
 
 
@@ -384,8 +377,6 @@ class _Shelf:
         self._known: dict[str, ModuleSource] = {}
         self._of_loaded: dict[str, tuple[ModuleSpec, ModuleSource | None]] = {}
         self._sets: dict[frozenset[str], SourceSet | None] = {}
-        self._numbers: dict[tuple[tuple[str, int], ...], int] = {}
-        self._counter = count()
         self._installed: set[str] = set()
         self._path: list[str] = []
         self._loaded: dict[str, list[str]] = {}
@@ -417,25 +408,21 @@ class _Shelf:
             if source is not None:
                 found[name] = source
                 waiting |= needed_with(source)
-        taken = [*found.values()]
+        taken = dict(found)
         for name in [*found]:
             for outer in packages_around(name):
                 if outer not in found and ((spec := _spec_of(outer)) is None or spec.origin is None):
                     found[outer] = self._edition(outer, "", is_package=True, origin="")
         if not found:
             return None
-        sources = tuple(found[name] for name in sorted(found))
-        editions = tuple((each.name, each.edition_ns) for each in sources)
-        number = self._numbers.setdefault(editions, next(self._counter))
-        loaded = {each.name: module for each in taken if (module := sys.modules.get(each.name)) is not None}
-        others = [each for each in taken if each.name not in loaded]
+        loaded = {name: module for name in taken if (module := sys.modules.get(name)) is not None}
+        files = {name: source.origin for name, source in taken.items() if name not in loaded}
         return SourceSet(
-            sources=sources,
-            number=number,
+            sources=tuple(found[name] for name in sorted(found)),
             loaded=tuple(loaded),
             modules=tuple(loaded.values()),
-            specs=tuple(map(_SPEC_OF_MODULE, loaded.values())),
-            unloaded=tuple((each.name, each.origin, _settled(_stamp(each.origin))) for each in others),
+            specs=tuple(map(_SPEC, loaded.values())),
+            unloaded=tuple((name, file, _settled(_stamp(file))) for name, file in files.items()),
             search_path=tuple(sys.path),
         )
 
@@ -472,8 +459,9 @@ class _Shelf:
             return None
         is_package = spec.submodule_search_locations is not None
         origin = spec.origin if spec.has_location and spec.origin else next(iter(_folders(spec)), name)
-        folders = _folders(spec) if is_package and spec.origin and not self._is_inside_a_package(name) else []
-        return self._edition(name, text, is_package=is_package, origin=origin, files=_files_in(folders[:1]))
+        is_outermost = is_package and spec.origin and not self._is_inside_a_package(name)
+        files = _files_in(_folders(spec)[0]) if is_outermost and _folders(spec) else ()
+        return self._edition(name, text, is_package=is_package, origin=origin, files=files)
 
     def _is_inside_a_package(self, name: str) -> bool:
         """Return True if the files in a package's folder go with a package that it is in."""
@@ -562,41 +550,26 @@ def _text(name: str, spec: ModuleSpec) -> str | None:
         return None
 
 
-def _files_in(folders: Iterable[str]) -> tuple[tuple[str, bytes], ...]:
+def _files_in(folder: str) -> tuple[tuple[str, bytes], ...]:
     """Return the files in a package's folder that go with it: each of 1 MiB at most, together 8 MiB at most."""
-    found: list[tuple[str, bytes]] = []
-    left = _FILES_BYTES
-    for folder in folders:
-        for path in _walk(folder):
-            try:
-                size = os.stat(path).st_size
-                if size <= min(_FILE_BYTES, left):
-                    found.append((Path(path).relative_to(folder).as_posix(), Path(path).read_bytes()))
-                    left -= size
-            except OSError:  # it has just gone, or may not be read
-                continue
-    return tuple(found)
-
-
-def _walk(folder: str) -> Iterator[str]:
-    entries = 0
-    waiting = [folder]
-    while waiting:
+    files: list[tuple[str, bytes]] = []
+    room = _FILES_BYTES
+    for path in islice(_paths_in(folder), _ENTRIES):
         try:
-            inside = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
-        except OSError:
+            size = path.stat().st_size
+            if path.is_file() and size <= min(_FILE_BYTES, room):
+                files.append((path.relative_to(folder).as_posix(), path.read_bytes()))
+                room -= size
+        except OSError:  # it has just gone, or may not be read
             continue
-        for entry in inside:
-            entries += 1
-            if entries > _ENTRIES:
-                return
-            if entry.name.startswith(".") or entry.name in ("__pycache__", "node_modules"):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                if not os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
-                    waiting.append(entry.path)
-            elif entry.is_file() and entry.name != "__init__.py":
-                yield entry.path
+    return tuple(files)
+
+
+def _paths_in(folder: str) -> Iterator[Path]:
+    for inside, folders, files in islice(os.walk(folder), _ENTRIES):
+        seen = sorted(name for name in folders if not name.startswith(".") and name not in _NO_DATA)
+        folders[:] = [name for name in seen if not os.path.exists(os.path.join(inside, name, "pyvenv.cfg"))]
+        yield from (Path(inside, name) for name in sorted(files) if not name.startswith(".") and name not in _NO_DATA)
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
@@ -661,14 +634,14 @@ _PLAIN_TYPES: Final = (bool, int, float, str, type(None))
 _STORES: Final = ("STORE_NAME", "STORE_GLOBAL", "DELETE_NAME")
 _STORE_GLOBAL: Final = dis.opmap["STORE_GLOBAL"]
 _reported: set[tuple[str, str]] = set()
-_examined: set[int] = set()
+_examined: WeakSet[SourceSet] = WeakSet()
 
 
 def report_assigned(sources: SourceSet | None) -> None:
     """Log a warning, once for each, for values in loaded modules of ``sources`` that calls will not see."""
-    if sources is None or sources.number in _examined:
+    if sources is None or sources in _examined:
         return
-    _examined.add(sources.number)
+    _examined.add(sources)
     for source in sources.sources:
         module, code = sys.modules.get(source.name), code_here(source.name)
         if module is None or code is None:

@@ -36,7 +36,7 @@ def source(name: str) -> ModuleSource:
 
 async def test_sources_of_many_projects_are_sent_in_items_that_a_message_can_carry_and_each_once() -> None:
     names = [f"project{number}{part}" for number in range(10, 20) for part in ("", ".a", ".b")]
-    sources = SourceSet(sources=tuple(map(source, names)), number=1)
+    sources = SourceSet(sources=tuple(map(source, names)))
     function = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")), sources=sources)
     link = FarSide()
     sink: Any = None
