@@ -27,6 +27,21 @@ class KeywordError(Exception):
         self.code = code
 
 
+class FormattingError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"bad {code}")
+        self.code = code
+
+
+class ListingError(Exception):
+    def __init__(self, *names: str) -> None:
+        super().__init__("missing:", *names)
+        self.code = 7
+
+    def __str__(self) -> str:
+        return "some are missing"
+
+
 class SlottedError(Exception):
     __slots__ = ("code", "unset")
 
@@ -110,6 +125,8 @@ def local() -> Exception:
 MAKE: dict[str, Callable[[], Exception]] = {
     "own init": lambda: TwoError("m", 7),
     "keywords": lambda: KeywordError(code=7),
+    "an init that formats its argument": lambda: FormattingError(7),
+    "an init that adds an argument": lambda: ListingError("a"),
     "slots": SlottedError,
     "property": lambda: PropertyError(7),
     "OSError": lambda: PathError("a.csv", 7),
