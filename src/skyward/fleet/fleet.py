@@ -28,7 +28,7 @@ from skyward.fleet.machines import Machine, Machines
 from skyward.fleet.node_handle import NodeHandle, NodeListener, NodeLoss, open_node, unless_gone
 from skyward.fleet.node_setup import NodeSetup, OpenNode
 from skyward.fleet.outputs import fetch_files, joined
-from skyward.fleet.topology import HEAD, joins, separation, service_out_of_reach
+from skyward.fleet.topology import HEAD, separation, service_out_of_reach
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import reason_of
 from skyward.market.choose import UnfitMachineError
@@ -174,9 +174,9 @@ class Fleet:
         self._clock = clock
         self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
         self._setup = NodeSetup(
-            provider,
-            request,
-            self._machines,
+            provider=provider,
+            request=request,
+            machines=self._machines,
             pool_id=pool_id,
             tls=tls,
             publish=publish,
@@ -185,8 +185,6 @@ class Fleet:
             open_node=open_node,
         )
         self._members: dict[int, Member] = {}
-        # Outlives the head, so that nodes wait for the next one only where it was in reach.
-        self._head_network: str | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reported: Exception | None = None
@@ -298,7 +296,7 @@ class Fleet:
         """
         self._user = user
         members = self._add_members(range(self._request.nodes))
-        self._spawn(self._setup.renew_secrets())
+        self._spawn(self._setup.secrets.renew())
         self._spawn(self._end_lost_machines())
         try:
             machines = await self._machines.launch([member.rank for member in members])
@@ -595,7 +593,6 @@ class Fleet:
         self._forget(member)
         self._user.detach(member.rank, reason, for_good=True)
         if member.rank == HEAD:  # until there is a head again, every node is its own
-            self._head_network = ""
             self._wake_waiters()
         self._announce()
 
@@ -707,11 +704,7 @@ class Fleet:
         assert node is not None
         self._refuse_apart(machine)
         member.state = NodeState.STARTING
-        if rank == HEAD:
-            self._head_network = machine.instance.network
-            self._wake_waiters()  # nodes that turn out not to reach it
-        is_head = joins(rank, machine.instance.network, self._head_network) == rank
-        await self._setup.start(machine, node, len(self.wanted), head=is_head)
+        await self._setup.start(machine, node, len(self.wanted), head=self._head_of(member) is member)
         member.state, member.announced = NodeState.JOINING, None
         self._wake_waiters()
         await unless_gone(node, self._join(member, node))
@@ -759,13 +752,22 @@ class Fleet:
 
     def _order_for(self, member: Member) -> Start | None:
         """Return the order that tells a node its head and the fleet's size; None without a head."""
-        assert member.machine is not None
-        leader = joins(member.rank, member.machine.instance.network, self._head_network)
-        head = None if leader is None else self._members.get(leader)
-        if head is None or head.state not in _UP or head.machine is None or head.machine.node is None:
+        head = self._head_of(member)
+        if head is None or head.machine is None or head.machine.node is None:
             return None
-        node = head.machine.node
-        return Start(head_addr=node.address, total_nodes=len(self.wanted))
+        return Start(head_addr=head.machine.node.address, total_nodes=len(self.wanted))
+
+    def _head_of(self, member: Member) -> Member | None:
+        """Return the head of a member's node: rank 0 if the node reaches it, else the node itself.
+
+        None until rank 0 has a started node, whose network decides that.
+        """
+        head, machine = self._members.get(HEAD), member.machine
+        if head is None or member is head or machine is None or not machine.instance.network:
+            return member
+        if head.state not in _UP or head.machine is None:
+            return None
+        return head if head.machine.instance.network == machine.instance.network else member
 
     def _announce(self) -> None:
         """Send the head and the size to every ready node that lacks them."""

@@ -26,7 +26,7 @@ from skyward.events import (
     Notice,
     SkywardEvent,
 )
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node_handle import NodeHandle, NodeLoss
 from skyward.fleet.outputs import Outputs
 from skyward.fleet.topology import connected, note_on_gangs
 from skyward.ledger.ledger import Ledger, Purchase
@@ -42,6 +42,9 @@ OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
 _LOOK_S = 120.0
 """Timeout of one describe() call; a later call may still succeed."""
 _LOOK_EVERY_S = 1.0
+STATUS_EVERY_S = 5.0
+"""Least time between two requests for the state of a machine that does not answer."""
+_STATUS_TIMEOUT_S = 20.0
 _END_S = 30.0
 _AGAIN_S = 60.0
 _LIST_EVERY_S, _LIST_S = 30.0, 60.0
@@ -62,6 +65,7 @@ class Machine:
         node: the handle of its node; None until it was reached.
         prepared: True once it has its environment.
         has_rank: False once it was found unfit, or its node was lost: it is ended in the background.
+        asked_at: ``monotonic`` reading of the clock at the last request for its state by :meth:`Machines.loss_of`.
         end_tried: set after the first attempt to end it.
     """
 
@@ -72,6 +76,7 @@ class Machine:
     node: NodeHandle | None = None
     prepared: bool = False
     has_rank: bool = True
+    asked_at: float = -math.inf
     end_tried: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -286,6 +291,29 @@ class Machines:
             raise seen
         await self.observe(machine, seen)
         self._check_price(machine)
+
+    async def loss_of(self, machine: Machine, *, at_once: bool = False) -> NodeLoss | None:
+        """Return how a machine was lost; None if it was not, without an answer, or if it was requested just before.
+
+        It is requested every five seconds at most, or ``at_once``. A node follows its machine to another address.
+        An error of the provider is no sign of the machine's end: taking it for one would buy a machine in vain.
+        """
+        if not at_once and self._clock.monotonic() - machine.asked_at < STATUS_EVERY_S:
+            return None
+        machine.asked_at = self._clock.monotonic()
+        name = self._provider.name
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                seen = await self.looks.at(machine.instance.id)
+        except Exception as error:
+            _logger.debug("%s gives no status of %s: %r", name, machine.instance.id, error)
+            return None
+        if seen.state is InstanceState.RUNNING and seen.access is not None and machine.node is not None:
+            machine.node.follow(seen.access)
+        if seen.state not in OVER:
+            return None
+        reason = f"{name} reports that it is {seen.state.value}" + (f": {seen.reason}" if seen.reason else "")
+        return NodeLoss(reason=reason, preempted=seen.preempted, machine_over=True)
 
     async def observe(self, machine: Machine, seen: Instance) -> None:
         """Take over a fresh record of a machine. A price that is read back counts from the launch."""

@@ -1,4 +1,4 @@
-"""Reach between a fleet's nodes: the scheduler that each one joins, and whether all nodes reach each other."""
+"""Reach between a fleet's nodes: whether all of them reach each other."""
 
 from __future__ import annotations
 
@@ -14,25 +14,7 @@ _SEVERAL = 2
 _GANGS = "skyward.distributed"
 
 HEAD = 0
-"""Rank of the head node, which runs the scheduler of all nodes that reach it."""
-
-
-def joins(rank: int, network: str, head_network: str | None) -> int | None:
-    """Return the rank of the node whose scheduler the workers of a node join: the head, or the node itself.
-
-    Args:
-        rank: the node's rank.
-        network: the node's network; empty for an island.
-        head_network: the head's network; empty if no other node reaches it, None while it is not known.
-
-    Returns:
-        The rank; None while it depends on the network of a head whose machine does not run yet.
-    """
-    if rank == HEAD or not network:
-        return rank
-    if head_network is None:
-        return None
-    return HEAD if network == head_network else rank
+"""Rank of the head node, whose address all nodes that reach it are told."""
 
 
 def separation(networks: Mapping[int, str]) -> str:

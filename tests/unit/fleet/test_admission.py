@@ -67,7 +67,7 @@ class Machine:
 
 
 def admission(provider: Provider, clock: FakeClock, events: list[SkywardEvent]) -> Admission:
-    return Admission(provider, "pool", publish=events.append, clock=clock)
+    return Admission(provider=provider, pool_id="pool", publish=events.append, clock=clock)
 
 
 async def test_a_machine_answers_again_once_its_provider_has_admitted_the_new_address() -> None:

@@ -90,7 +90,7 @@ async def renewed_until(secrets: MachineSecrets, node: Reached, count: int) -> N
 async def test_newer_secrets_follow_before_the_former_ones_expire() -> None:
     clock = FakeClock()
     node = Reached(clock)
-    secrets = MachineSecrets(Entrusting("take"), machines([machine_of(node)]), clock=clock)
+    secrets = MachineSecrets(provider=Entrusting("take"), machines=machines([machine_of(node)]), clock=clock)
 
     await secrets.deliver(cast("Any", node))
     await renewed_until(secrets, node, 3)
@@ -101,7 +101,7 @@ async def test_newer_secrets_follow_before_the_former_ones_expire() -> None:
 async def test_delivery_to_a_machine_that_does_not_answer_is_repeated_every_minute() -> None:
     clock = FakeClock()
     node = Reached(clock)
-    secrets = MachineSecrets(Entrusting("take"), machines([machine_of(node)]), clock=clock)
+    secrets = MachineSecrets(provider=Entrusting("take"), machines=machines([machine_of(node)]), clock=clock)
     await secrets.deliver(cast("Any", node))
 
     node.failing = 2
@@ -114,7 +114,7 @@ async def test_ended_machines_get_no_newer_secret() -> None:
     clock = FakeClock()
     node, other = Reached(clock), Reached(clock)
     over = machine_of(node)
-    secrets = MachineSecrets(Entrusting("take"), machines([over, machine_of(other)]), clock=clock)
+    secrets = MachineSecrets(provider=Entrusting("take"), machines=machines([over, machine_of(other)]), clock=clock)
     await secrets.deliver(cast("Any", node))
     over.end(0.0)
 
@@ -126,7 +126,7 @@ async def test_ended_machines_get_no_newer_secret() -> None:
 async def test_a_machine_that_does_not_take_its_secret_is_unfit_and_the_secret_is_in_no_message() -> None:
     clock = FakeClock()
     node = Reached(clock, exit_code=2, stderr="secret-1: not found")
-    secrets = MachineSecrets(Entrusting("take"), machines([]), clock=clock)
+    secrets = MachineSecrets(provider=Entrusting("take"), machines=machines([]), clock=clock)
 
     with pytest.raises(UnfitMachineError, match="exit status 2") as raised:
         await secrets.deliver(cast("Any", node))

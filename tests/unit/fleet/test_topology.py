@@ -1,4 +1,4 @@
-"""Who joins whom, and who is apart, as tables."""
+"""Who is apart, as tables."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ from dataclasses import replace
 import pytest
 
 from skyward.errors import ConfigurationError
-from skyward.fleet.topology import connected, joins, note_on_gangs, separation
+from skyward.fleet.topology import connected, note_on_gangs, separation
 from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 
 NEAR = Offer(spec=InstanceSpec(name="near", cpu=2, memory_gib=4))
 ISLAND = replace(NEAR, island=True)
-
-
-@pytest.mark.parametrize(
-    ("rank", "network", "head_network", "joined"),
-    [
-        (0, "a", "a", 0),
-        (0, "", None, 0),
-        (1, "a", "a", 0),
-        (1, "a", "b", 1),
-        (1, "a", "", 1),
-        (1, "a", None, None),
-        (1, "", "", 1),
-        (1, "", None, 1),
-    ],
-)
-def test_a_node_joins_the_head_only_if_both_are_on_one_network(
-    rank: int, network: str, head_network: str | None, joined: int | None
-) -> None:
-    assert joins(rank, network, head_network) == joined
 
 
 @pytest.mark.parametrize(

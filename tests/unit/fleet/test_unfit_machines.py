@@ -214,7 +214,7 @@ async def test_a_machine_that_ends_while_it_is_prepared_is_exchanged(stage: Stag
         return prepared(instance, rank, on_message)
 
     fleet = stage.fleet()
-    fleet._setup._open_node = open_node
+    fleet._setup.open_node = open_node
     await fleet.start()
     assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
     await fleet.stop()
@@ -237,7 +237,7 @@ async def test_a_machine_that_was_seen_to_run_a_moment_before_its_preparation_fa
             node.prepare = prepare  # type: ignore[method-assign]
         return node
 
-    fleet._setup._open_node = open_node
+    fleet._setup.open_node = open_node
     await fleet.start()
     assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
     await fleet.stop()

@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,15 +17,17 @@ import pytest
 from skyward.environment.bootstrap import Environment
 from skyward.errors import BootstrapError, HostKeyError, RateLimitError, UnreachableError
 from skyward.fleet import node_handle as nodes
-from skyward.fleet.machines import SharedLooks
+from skyward.fleet.machines import Machine as BoughtMachine
+from skyward.fleet.machines import Machines
 from skyward.fleet.node_handle import NodeHandle
-from skyward.fleet.node_setup import MachineStatus
-from skyward.machine.access import Access, Completed
+from skyward.machine.access import Completed
 from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.machine.ssh_config import SSHTarget
 from skyward.market.choose import UnfitMachineError
+from skyward.market.cost import Usage
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
+from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider
 from skyward.wire.control import Ending
 from support.clock import FakeClock
@@ -142,11 +145,12 @@ def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> NodeHa
     return node
 
 
-def status_of(
-    provider: FakeProvider, clock: FakeClock, follow: Callable[[Access], None] = lambda access: None
-) -> MachineStatus:
-    looks = SharedLooks(provider, clock=clock)
-    return MachineStatus(looks, INSTANCE, provider=provider.name, follow=follow, clock=clock)
+def status_of(provider: FakeProvider, clock: FakeClock, node: NodeHandle | None = None) -> Callable[..., Any]:
+    ledger: Any = None  # nothing is bought
+    request = parse_request(nodes=1)
+    machines = Machines(provider, request, pool_id="p", publish=lambda event: None, ledger=ledger, clock=clock)
+    machine = BoughtMachine(rank=1, instance=INSTANCE, usage=Usage.of(INSTANCE.offer, 0.0), node=node)
+    return partial(machines.loss_of, machine)
 
 
 class Passing(FakeClock):
@@ -268,7 +272,7 @@ class Moved(FakeProvider):
 async def test_a_node_follows_a_running_machine_to_its_present_port(state: InstanceState, port: int) -> None:
     transport = SshTransport(ssh_access(1).target)
     node = moving_node(1, transport)
-    await status_of(Moved(state), FakeClock(), node.follow)()
+    await status_of(Moved(state), FakeClock(), node)()
 
     assert node.access == ssh_access(port)
     try:
@@ -290,7 +294,8 @@ async def test_the_record_is_read_while_a_check_has_no_answer(monkeypatch: pytes
             return await super().run(argv)
 
     node = unlinked_node(Silent(GONE))
-    node.machine_status = status_of(Moved(), Passing(), lambda access: moved.set())
+    follow: Any = SimpleNamespace(follow=lambda access: moved.set())
+    node.machine_status = status_of(Moved(), Passing(), follow)
     async with asyncio.timeout(10):
         loss = await node.wait_gone()
 
@@ -320,7 +325,7 @@ async def test_a_failure_on_a_machine_that_moved_meanwhile_is_the_machines() -> 
     """It was restarted: its files, or the processes of its set-up, may be gone."""
     transport = SshTransport(ssh_access(1).target)
     node = moving_node(1, transport)
-    node.machine_status = status_of(Moved(), FakeClock(), node.follow)
+    node.machine_status = status_of(Moved(), FakeClock(), node)
 
     async def work() -> None:
         raise HostKeyError("another machine has its address")
