@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -70,12 +70,6 @@ _SIXTH = (
 )
 _VERSIONS = ((_FIRST,), _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 """Statements that migrate the file from each version to the next."""
-_RESERVE = """
-INSERT INTO entries (key, node, created_at, pool_id, provider, settings, region, machine, spot, price_per_hour,
-                     ends_itself, minimum_billed_s, minimum_charge, owner_pid, owner_started, owner_host,
-                     owner_machine, owner_boot, owner_namespace)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
 _RECORD = """
 UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ?, ends_itself = ?,
                    minimum_billed_s = ?, minimum_charge = ?
@@ -213,20 +207,19 @@ class Ledger:
         Raises:
             PoolStateError: the pool was ended from outside, with ``skyward down``.
         """
-        by = owner or Owner.this_process()
-        bought = (purchase.pool_id, purchase.provider, json.dumps(purchase.settings, sort_keys=True), purchase.region)
-        bought = (*bought, purchase.machine, purchase.spot, purchase.price_per_hour, purchase.ends_itself)
-        bought = (*bought, purchase.minimum_billed_s, purchase.minimum_charge)
         now = self._now()
+        asked_by = {f"owner_{name}": value for name, value in asdict(owner or Owner.this_process()).items()}
+        bought = asdict(purchase) | {"settings": json.dumps(purchase.settings, sort_keys=True)}
+        rows = [{"key": key, "node": node, "created_at": now, **bought, **asked_by} for key, node in nodes.items()]
         with self._transaction() as database:
             ended = database.execute("SELECT 1 FROM ended_pools WHERE pool_id = ?", (purchase.pool_id,)).fetchone()
             if ended:
                 raise PoolStateError(f"pool {purchase.pool_id} was ended with `skyward down`: it gets no more machines")
             database.execute("DELETE FROM entries WHERE closed_at < ?", (now - _KEPT_S,))
             database.execute("DELETE FROM ended_pools WHERE at < ?", (now - _KEPT_S,))
-            asked_by = (by.pid, by.started, by.host, by.machine, by.boot, by.namespace)
-            rows = [(key, node, now, *bought, *asked_by) for key, node in nodes.items()]
-            database.executemany(_RESERVE, rows)
+            for row in rows:
+                columns = ", ".join(row)
+                database.execute(f"INSERT INTO entries ({columns}) VALUES (:{', :'.join(row)})", row)  # noqa: S608 - names of fields
 
     def record(self, instances: Iterable[Instance]) -> None:
         """Record the machines' ids at the provider, the offers that they were launched as, and their prices."""
@@ -346,32 +339,14 @@ def _entry(row: sqlite3.Row) -> tuple[LedgerEntry, str]:
             damage, numbers[name] = f"{name} is {number}", _NUMBERS[name]
     if numbers["created_at"] != row["created_at"]:
         numbers["price_per_hour"] = None  # the cost is not known
-    owner = None
-    if row["owner_pid"] is not None:
-        owner = Owner(
-            pid=row["owner_pid"],
-            started=row["owner_started"],
-            host=row["owner_host"],
-            machine=row["owner_machine"],
-            boot=row["owner_boot"],
-            namespace=row["owner_namespace"],
-        )
+    owner = {each.name: row[f"owner_{each.name}"] for each in fields(Owner)}
+    purchase = {each.name: numbers.get(each.name, row[each.name]) for each in fields(Purchase)}
+    purchase |= {"settings": settings, "spot": bool(row["spot"]), "ends_itself": bool(row["ends_itself"])}
     entry = LedgerEntry(
         key=row["key"],
         node=row["node"],
-        purchase=Purchase(
-            pool_id=row["pool_id"],
-            provider=row["provider"],
-            settings=settings,
-            region=row["region"],
-            machine=row["machine"],
-            spot=bool(row["spot"]),
-            price_per_hour=numbers["price_per_hour"],
-            ends_itself=bool(row["ends_itself"]),
-            minimum_billed_s=numbers["minimum_billed_s"],
-            minimum_charge=numbers["minimum_charge"],
-        ),
-        owner=owner,
+        purchase=Purchase(**purchase),
+        owner=None if owner["pid"] is None else Owner(**owner),
         instance_id=row["instance_id"],
         created_at=numbers["created_at"],
         closed_at=numbers["closed_at"],

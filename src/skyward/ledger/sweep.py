@@ -103,39 +103,32 @@ class _AskedProvider:
     why_not: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class Sweep:
     """One sweep: ends machines whose owners do not any more. For one use, on one event loop.
 
     An error of one provider or one machine does not stop the others.
 
-    Args:
+    Attributes:
         ledger: the record of the machines.
         make: maker of providers.
         own: a provider in use, which is not closed. It takes the place of a made one with equal settings.
         clock: the time.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        make: MakeProvider = make_provider,
-        own: Provider | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._clock = clock
-        self._ledger = ledger
-        self._make = make
-        self._own = own
-        self._report = SweepReport()
+    ledger: Ledger
+    make: MakeProvider = field(default=make_provider, kw_only=True)
+    own: Provider | None = field(default=None, kw_only=True)
+    clock: Clock = field(default=SYSTEM_CLOCK, kw_only=True)
+    _report: SweepReport = field(default_factory=SweepReport, init=False)
 
     async def end_pool(self, pool_id: str) -> SweepReport:
         """End a pool's machines, even if its owner lives; it gets no more.
 
         Raises :class:`~skyward.errors.LedgerError`.
         """
-        await asyncio.to_thread(self._ledger.end_pool, pool_id)
-        entries = await asyncio.to_thread(self._ledger.open_entries, pool_id=pool_id)
+        await asyncio.to_thread(self.ledger.end_pool, pool_id)
+        entries = await asyncio.to_thread(self.ledger.open_entries, pool_id=pool_id)
         self._leave_damaged(entries)
         places = by_place(entries)
         await asyncio.gather(*(self._end_all(*place, entries) for place, entries in places.items()))
@@ -153,7 +146,7 @@ class Sweep:
 
         Raises :class:`~skyward.errors.LedgerError`.
         """
-        entries = await asyncio.to_thread(self._ledger.entries)
+        entries = await asyncio.to_thread(self.ledger.entries)
         self._leave_damaged(entries)
         doomed = {entry.key for entry in entries if entry.closed_at is None and self._is_left_over(entry, others)}
         places = by_place(entries)
@@ -220,7 +213,7 @@ class Sweep:
                 unknown = None
             lost = {entry.key: entry.created_at for entry in entries if entry.instance_id is None}
             if unknown is not None or lost:
-                place = await _ask(provider, lost, in_full=unknown is not None, clock=self._clock)
+                place = await _ask(provider, lost, in_full=unknown is not None, clock=self.clock)
             else:
                 place = _AskedProvider(provider=provider, tagged=None)
             await asyncio.gather(*(self._end(place, entry) for entry in entries))
@@ -230,14 +223,14 @@ class Sweep:
             if unknown is not None:
                 await self._look_for_unknown(place, end=unknown)
         finally:
-            if provider is not self._own:
+            if provider is not self.own:
                 await provider.close()
 
     def _provider(self, name: str, settings: str) -> Provider:
-        own = self._own
+        own = self.own
         if own is not None and (own.name, settings_text(provider_settings(own))) == (name, settings):
             return own
-        return self._make(name, json.loads(settings))
+        return self.make(name, json.loads(settings))
 
     async def _end(self, place: _AskedProvider, entry: LedgerEntry) -> None:
         """End the machine of an entry; without an id, every machine with its tag. Their ends go to the ledger."""
@@ -251,18 +244,13 @@ class Sweep:
         there = [each for each in seen if each.state is not InstanceState.GONE]
         ends = [each.ended_at for each in seen if each.ended_at is not None]
         if there or ends:
-            await asyncio.to_thread(self._ledger.note_presence, {entry.key: None if there else max(ends)})
-        outcomes = await asyncio.gather(*(_end_machine(place.provider, each) for each in seen), return_exceptions=True)
-        failures = {each.id: why for each, why in zip(seen, outcomes, strict=True) if why is not None}
+            await asyncio.to_thread(self.ledger.note_presence, {entry.key: None if there else max(ends)})
+        failures = await _end_machines(place.provider, seen)
         self._report.ended += [Swept(entry=entry, instance_id=each.id) for each in there if each.id not in failures]
-        for error in failures.values():
-            if not isinstance(error, Exception):  # a cancellation from inside confirms nothing
-                raise error
-            _logger.debug("machine %s is left", entry.key, exc_info=error)
-        if reasons := [reason_of(error) for error in failures.values() if isinstance(error, Exception)]:
-            self._report.left.append(Left(entry=entry, reason="; ".join(reasons)))
+        if failures:
+            self._report.left.append(Left(entry=entry, reason="; ".join(failures.values())))
             return
-        await asyncio.to_thread(self._ledger.close, [entry.key])
+        await asyncio.to_thread(self.ledger.close, [entry.key])
         if not there:
             self._report.forgotten.append(entry)
 
@@ -271,7 +259,7 @@ class Sweep:
             self._report.unasked.append(place.why_not)
             return
         # The ledger is read after the provider was asked, so that machines launched in between have their entries.
-        entries = await asyncio.to_thread(self._ledger.entries)
+        entries = await asyncio.to_thread(self.ledger.entries)
         ended = {each.instance_id for each in self._report.ended}
         strangers = [each for each in unaccounted(place.provider.name, place.tagged, entries) if each.id not in ended]
         if strangers:
@@ -355,41 +343,48 @@ def _may_be_on_its_way(entry: LedgerEntry) -> bool:
     return not dead and time.time() - entry.created_at < _LONGEST_CREATE_S
 
 
-async def _end_machine(provider: Provider, seen: Instance) -> None:
-    """End a machine and its by-products."""
-    if seen.state is InstanceState.GONE:
-        await provider.terminate([seen.id])  # for its leftovers: logs, by-products
-    else:
-        await end_instances(provider, [seen.id])
+async def _end_machines(provider: Provider, machines: Sequence[Instance]) -> dict[str, str]:
+    """End machines and their by-products; return why some may be left, by id."""
+
+    async def end_machine(machine: Instance) -> None:
+        if machine.state is InstanceState.GONE:
+            await provider.terminate([machine.id])  # for its leftovers: logs, by-products
+        else:
+            await end_instances(provider, [machine.id])
+
+    outcomes = await asyncio.gather(*map(end_machine, machines), return_exceptions=True)
+    reasons: dict[str, str] = {}
+    for machine, error in zip(machines, outcomes, strict=True):
+        if isinstance(error, Exception):
+            _logger.debug("machine %s is left", machine.id, exc_info=error)
+            reasons[machine.id] = reason_of(error)
+        elif error is not None:  # a cancellation from inside confirms nothing
+            raise error
+    return reasons
 
 
 async def _treat(provider: Provider, strangers: Sequence[Instance], *, end: bool) -> list[Unknown]:
     """List or end machines, except those that have ended since they were listed."""
-    found = [Unknown(provider=provider.name, instance_id=each.id, key=each.key) for each in strangers]
     try:
         seen = await provider.describe([each.id for each in strangers])
     except Exception as error:
         _logger.debug("%s does not describe its machines", provider.name, exc_info=True)
         if len(strangers) > 1:  # one of several hosts may not answer
             return [each for one in strangers for each in await _treat(provider, [one], end=end)]
-        return [replace(each, reason=reason_of(error) if end else "") for each in found]
-    if end:
-        pairs = zip(found, seen, strict=True)
-        found = await asyncio.gather(*(_end_unknown(provider, each, machine) for each, machine in pairs))
+        seen, reasons = strangers, {strangers[0].id: reason_of(error) if end else ""}
+    else:
+        reasons = await _end_machines(provider, seen) if end else {}
     return [
-        each
-        for each, machine in zip(found, seen, strict=True)
-        if machine.state is not InstanceState.GONE or each.reason
+        Unknown(
+            provider=provider.name,
+            instance_id=each.id,
+            key=each.key,
+            ended=end and each.id not in reasons,
+            reason=reasons.get(each.id, ""),
+        )
+        for each, machine in zip(strangers, seen, strict=True)
+        if machine.state is not InstanceState.GONE or each.id in reasons
     ]
-
-
-async def _end_unknown(provider: Provider, found: Unknown, seen: Instance) -> Unknown:
-    try:
-        await _end_machine(provider, seen)
-    except Exception as error:
-        _logger.debug("machine %s is left", seen.id, exc_info=True)
-        return replace(found, reason=reason_of(error))
-    return replace(found, ended=True)
 
 
 def reason_of(error: Exception) -> str:
@@ -518,27 +513,27 @@ _SETTLE_S = 30.0
 _ADVICE = "they may cost money: run `skyward sweep`"
 
 
+@dataclass(slots=True, eq=False)
 class OpeningSweep:
     """One sweep in the background, of the machines at a provider that only a sweep ends. Belongs to the event loop.
 
     Machines of living owners and of other computers stay. Nothing is asked of the provider where the ledger has no such
     machine of a dead owner. Errors are notices.
 
-    Args:
+    Attributes:
         provider: the opening pool's provider.
         ledger: the record of the machines.
         publish: receives notices of what was ended; must not block.
     """
 
-    def __init__(self, provider: Provider, ledger: Ledger, *, publish: Callable[[SkywardEvent], None]) -> None:
-        self._provider = provider
-        self._ledger = ledger
-        self._publish = publish
-        self._running: asyncio.Task[None] | None = None
+    provider: Provider
+    ledger: Ledger
+    publish: Callable[[SkywardEvent], None]
+    _running: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Begin to sweep; does nothing for machines that the user already has."""
-        if not self._provider.own_machines:
+        if not self.provider.own_machines:
             self._running = asyncio.ensure_future(self._run())
 
     async def settle(self) -> None:
@@ -549,19 +544,19 @@ class OpeningSweep:
             await asyncio.gather(self._running, return_exceptions=True)
 
     async def _run(self) -> None:
-        name = self._provider.name
+        name = self.provider.name
         try:
-            entrusted = self._provider.supports("secret")
-            entries = await asyncio.to_thread(self._ledger.billed_entries, name, entrusted=entrusted)
+            entrusted = self.provider.supports("secret")
+            entries = await asyncio.to_thread(self.ledger.billed_entries, name, entrusted=entrusted)
             if not entries:
                 return
-            report = await Sweep(self._ledger, own=self._provider).end_dead(entries)
+            report = await Sweep(self.ledger, own=self.provider).end_dead(entries)
             notes = notes_on_sweep(name, report, time.time())
         except Exception as error:
             _logger.debug("the sweep of %s failed", name, exc_info=True)
             notes = [f"could not look for machines that programs left at {name} when they died: {error}; {_ADVICE}"]
         for note in notes:
-            self._publish(Notice(note))
+            self.publish(Notice(note))
 
 
 def notes_on_sweep(provider: str, report: SweepReport, now: float) -> Sequence[str]:
