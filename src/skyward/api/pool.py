@@ -337,7 +337,7 @@ class ComputePool(CallsByFunction):
             serve_snapshots(base.folder, base.loop, running.take_snapshot, stack)
         self._loop, self._output = base.loop, PoolOutput(base.loop, running.take_snapshot)
         stack.callback(self._output.close)
-        running.open()
+        base.loop.call(running.open())
         self._running = running
         base.bus.delivery()()  # the next cell of a notebook would get the last lines
 

@@ -64,7 +64,9 @@ class LoopThread:
             PoolStateError: called in the loop's own thread, which would wait for itself, or after the loop ended.
         """
         self._refuse_own_thread(coro)
-        future = self._submit(coro)
+        with self._lock:
+            self._refuse_ended(coro)
+            future = asyncio.run_coroutine_threadsafe(coro, self._loop)
         try:
             return future.result(timeout_s)
         except BaseException:
@@ -122,7 +124,9 @@ class LoopThread:
         Raises:
             PoolStateError: the loop has ended.
         """
-        future = self._submit(coro)
+        with self._lock:
+            self._refuse_ended(coro)
+            future = asyncio.run_coroutine_threadsafe(coro, self._loop)
         self._spawned.add(future)
         future.add_done_callback(self._report)
 
@@ -149,12 +153,10 @@ class LoopThread:
         self._lock = threading.Lock()  # another thread of the parent may have held it at the fork
         self._ended = True
 
-    def _submit(self, coro: Coroutine[Any, Any, T]) -> Future[T]:
-        with self._lock:
-            if self._ended:
-                coro.close()  # else it warns that it was never awaited
-                raise _ended()
-            return asyncio.run_coroutine_threadsafe(coro, self._loop)
+    def _refuse_ended(self, coro: Coroutine[Any, Any, object]) -> None:
+        if self._ended:
+            coro.close()  # else it warns that it was never awaited
+            raise _ended()
 
     def _report(self, future: Future[Any]) -> None:
         self._spawned.discard(future)
@@ -162,21 +164,18 @@ class LoopThread:
             _logger.error("a background task failed", exc_info=error)
 
     def _run(self) -> None:
+        """Run until the stop is set, also after a callback raised SystemExit, which asyncio does not catch."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 while not self._stop.is_set():
-                    self._run_on(runner)
+                    try:
+                        runner.run(self._wait_for_stop())
+                    except (OSError, ValueError):  # of the selector: user code has closed its descriptor
+                        raise  # no event would arrive any more
+                    except BaseException:
+                        _logger.exception("Skyward's event loop was interrupted, and goes on")
         finally:
             self._ended = True
-
-    def _run_on(self, runner: asyncio.Runner) -> None:
-        """Run until the stop is set, or a callback raises SystemExit, which asyncio does not catch."""
-        try:
-            runner.run(self._wait_for_stop())
-        except (OSError, ValueError):  # of the selector: user code has closed its descriptor, and no event arrives
-            raise
-        except BaseException:
-            _logger.exception("Skyward's event loop was interrupted, and goes on")
 
     async def _wait_for_stop(self) -> None:
         await self._stop.wait()

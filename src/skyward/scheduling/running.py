@@ -190,13 +190,50 @@ class RunningPool:
         """The nodes; only while the pool is open."""
         return self._while_open(self._fleet)
 
-    def open(self) -> None:
-        """Provision and connect. If that fails or is interrupted, terminate everything before raising."""
+    async def open(self) -> None:
+        """Provision and connect. If that fails or is interrupted, terminate everything before raising. On the loop."""
+        self._opening = asyncio.current_task()
         try:
-            self._loop.call(self._open())
-        except BaseException:
-            self._loop.finish(self._abandon())
+            tls = await asyncio.to_thread(issue, self._request.timeout_s)
+            ledger = await asyncio.to_thread(Ledger.of_user)
+            self._sweep = OpeningSweep(self._provider, ledger, publish=self._bus.publish)
+            self._sweep.begin()
+            fleet = self._fleet = Fleet(
+                self._provider,
+                self._request,
+                pool_id=self._pool_id,
+                tls=tls,
+                publish=self._bus.publish,
+                on_node_message=self._on_node_message,
+                ledger=ledger,
+                open_node=partial(open_node, logs_to=self.folder and self.folder / "system"),
+            )
+            self._spending = Spending(
+                fleet.cost, max_cost=self._request.max_cost, publish=self._bus.publish, on_spent=self._end_for
+            )
+            self._spending.watch()
+            self._services = Services(
+                fleet, tls=tls, publish=self.publish, opened_with=(self._request.service_name, self._request.service)
+            )
+            self._scheduler = Scheduler(
+                client_context(tls),
+                self._bus,
+                workers_per_node=self._request.workers_per_node,
+                thread=self._loop,
+                services=self._services,
+                subscribed=self._subscribed,
+                observer=self._observer,
+            )
+            await fleet.start(self._scheduler)
+            self._is_open = True
+        except BaseException as error:
+            await self._close()
+            if self._spent is not None:  # the cause, in place of a CancelledError
+                raise self._spent from error
             raise
+        workers = self._request.nodes * self._request.workers_per_node
+        self._bus.publish(PoolStarted(self._request.nodes, workers))
+        self._spending.report()
 
     def close(self) -> None:
         """Fail unfinished calls, terminate every machine and confirm it. Idempotent."""
@@ -306,54 +343,6 @@ class RunningPool:
                 "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
             )
         return part
-
-    async def _open(self) -> None:
-        self._opening = asyncio.current_task()
-        try:
-            await self._bring_up()
-        except BaseException as error:
-            await self._close()
-            if self._spent is not None:  # the cause, in place of a CancelledError
-                raise self._spent from error
-            raise
-        workers = self._request.nodes * self._request.workers_per_node
-        self._bus.publish(PoolStarted(self._request.nodes, workers))
-        if self._spending is not None:
-            self._spending.report()
-
-    async def _bring_up(self) -> None:
-        tls = await asyncio.to_thread(issue, self._request.timeout_s)
-        ledger = await asyncio.to_thread(Ledger.of_user)
-        self._sweep = OpeningSweep(self._provider, ledger, publish=self._bus.publish)
-        self._sweep.begin()
-        fleet = self._fleet = Fleet(
-            self._provider,
-            self._request,
-            pool_id=self._pool_id,
-            tls=tls,
-            publish=self._bus.publish,
-            on_node_message=self._on_node_message,
-            ledger=ledger,
-            open_node=partial(open_node, logs_to=self.folder and self.folder / "system"),
-        )
-        self._spending = Spending(
-            fleet.cost, max_cost=self._request.max_cost, publish=self._bus.publish, on_spent=self._end_for
-        )
-        self._spending.watch()
-        self._services = Services(
-            fleet, tls=tls, publish=self.publish, opened_with=(self._request.service_name, self._request.service)
-        )
-        self._scheduler = Scheduler(
-            client_context(tls),
-            self._bus,
-            workers_per_node=self._request.workers_per_node,
-            thread=self._loop,
-            services=self._services,
-            subscribed=self._subscribed,
-            observer=self._observer,
-        )
-        await fleet.start(self._scheduler)
-        self._is_open = True
 
     async def _abandon(self) -> None:
         """Wait until nothing is left, also of an opening that was interrupted, even at its very end."""

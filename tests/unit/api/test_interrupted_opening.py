@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.base.loop import LoopThread
 from skyward.errors import CapacityError
 from skyward.ledger import ownership as pool_folder
 from skyward.providers.base import Offer
 from skyward.request.request import PoolRequest
-from skyward.scheduling.running import RunningPool
 from skyward.testing.provider import FakeProvider
 
 PLACES = (str(Path(sky.__file__).parent), contextlib.__file__)
@@ -36,7 +36,7 @@ class CtrlC:
     def __init__(self, line: int) -> None:
         self.left = line
         self.where = ""
-        self._opens = RunningPool.open.__code__
+        self._opens = LoopThread.call.__code__
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code is self._opens:
