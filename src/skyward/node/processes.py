@@ -61,8 +61,10 @@ def close_on_exec() -> None:
             os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
 
 
-def exit_reason(exit_code: int) -> str:
-    """Return an exit code in plain English; a negative one is a signal."""
+def exit_reason(exit_code: int | None) -> str:
+    """Return a fork's exit code in plain English; a negative one is a signal, None that it is lost."""
+    if exit_code is None:
+        return "ended with the process that it was forked from"
     if exit_code >= 0:
         return f"exited with status {exit_code}"
     try:

@@ -7,77 +7,58 @@ A service is a module with two coroutines. The node loads it when the client ord
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from skyward.node.supervisor.plan import NodePlan
 from skyward.wire.control import ServiceRunning, WorkProgress
 from skyward.wire.frames import TlsIdentity
 
-
-class ServiceProgram(Protocol):
-    """The process of a service beside the workers. It ends with its supervisor."""
-
-    @property
-    def plan(self) -> NodePlan:
-        """The node: its identity, the address to bind to (``plan.ready.service``), its folders."""
-        ...
-
-    def report(self, message: ServiceRunning | WorkProgress) -> None:
-        """Send the client a message. Does not block."""
-        ...
+RunTask = Callable[[Callable[[], str], Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+"""Type of :attr:`WorkerHost.run_task`: takes a function that returns the task's name, the user's function, and its
+positional and keyword arguments."""
 
 
-class WorkerHost(Protocol):
-    """A worker's process, as the guest of a service in it sees it. Its methods are thread-safe."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceProgram:
+    """The process of a service beside the workers. It ends with its supervisor.
 
-    @property
-    def name(self) -> str:
-        """Name of the worker in its pool, such as ``node0-worker1``; its successors have the same."""
-        ...
+    Attributes:
+        plan: the node: its identity, the address to bind to (``plan.ready.service``), its folders.
+        report: sends the client a message. Does not block.
+    """
 
-    @property
-    def address(self) -> str:
-        """``host:port`` at which others reach the guest; the port is the guest's for the life of the node."""
-        ...
+    plan: NodePlan = field(repr=False)
+    report: Callable[[ServiceRunning | WorkProgress], None]
 
-    @property
-    def bind(self) -> str:
-        """Address to which the guest binds that port."""
-        ...
 
-    @property
-    def identity(self) -> TlsIdentity:
-        """Certificates and key of the node."""
-        ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHost:
+    """A worker's process, as the guest of a service in it sees it. Its functions are thread-safe.
 
-    @property
-    def memory_limit_bytes(self) -> int:
-        """Memory that this process may use; it is killed at 95 % of that."""
-        ...
+    Attributes:
+        name: name of the worker in its pool, such as ``node0-worker1``; its successors have the same.
+        address: ``host:port`` at which others reach the guest; the port is the guest's for the life of the node.
+        bind: address to which the guest binds that port.
+        identity: certificates and key of the node.
+        memory_limit_bytes: memory that this process may use; it is killed at 95 % of that.
+        folder: folder for the guest's own files. It is removed when the node ends.
+        accelerators: number of accelerators of this worker, a fraction where workers share one.
+        running_call: returns the running call and its duration, such as ``"train, 12 s"``; empty while none runs.
+        run_task: runs user code in the present thread, as calls are run; its output is labelled with the task's name.
+        end_process: ends this process; the node starts another. The client learns the reason, which it takes.
+    """
 
-    @property
-    def folder(self) -> str:
-        """Folder for the guest's own files. It is removed when the node ends."""
-        ...
-
-    @property
-    def accelerators(self) -> float:
-        """Number of accelerators of this worker, a fraction where workers share one."""
-        ...
-
-    def running_call(self) -> str:
-        """Return the running call and its duration, such as ``"train, 12 s"``; empty while none runs."""
-        ...
-
-    def run_task(
-        self, name: Callable[[], str], fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Run user code in the present thread, as calls are run: its output is labelled with what ``name`` returns."""
-        ...
-
-    def end_process(self, reason: str) -> NoReturn:
-        """End this process; the node starts another. The client learns the reason."""
-        ...
+    name: str
+    address: str
+    bind: str
+    identity: TlsIdentity = field(repr=False)
+    memory_limit_bytes: int
+    folder: str
+    accelerators: float
+    running_call: Callable[[], str]
+    run_task: RunTask
+    end_process: Callable[[str], NoReturn]
 
 
 class Service(Protocol):

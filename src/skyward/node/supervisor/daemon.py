@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import BinaryIO, NoReturn, TextIO
 
 from skyward.base.descriptors import raise_descriptor_limit
 from skyward.base.platform import process_limits
@@ -26,7 +27,6 @@ from skyward.node.supervisor.start_order import (
     TEMPLATE_VARIABLE,
     VOLUMES_REQUEST,
     StartOrder,
-    read_volumes,
 )
 from skyward.node.supervisor.supervisor import Supervisor
 from skyward.node.supervisor.zygote import Spare
@@ -62,20 +62,20 @@ def run_program() -> None:
     sys.stdout.write(ready)
 
 
-def main(client: TextIO, answer: TextIO) -> None:
-    """In a fork of the template: start a supervisor as ordered by the client's first line.
+def main(client: BinaryIO, answer: TextIO) -> None:
+    """In a fork of the template: start a supervisor as ordered by the client's first command.
 
     Return in the template's child. The supervisor is a child of that one, as it is of :func:`run_program`, so that its
     life has nothing to do with the template's.
     """
-    order = StartOrder.from_json(client.readline())
+    order: StartOrder = pickle.load(client)
     if process_limits() != order.limits:
         raise RuntimeError("the limits of the process that nodes are forked from were changed, and its forks have them")
     if os.fork() == 0:
         _run_detached(lambda: _supervise_forked(order, client, answer), order.config)
 
 
-def _supervise_forked(order: StartOrder, client: TextIO, answer: TextIO) -> None:
+def _supervise_forked(order: StartOrder, client: BinaryIO, answer: TextIO) -> None:
     name_process("supervisor")
     # All variables have other places from here on: those that the program started with can be overwritten.
     os.environ.clear()
@@ -86,11 +86,12 @@ def _supervise_forked(order: StartOrder, client: TextIO, answer: TextIO) -> None
     config = order.config
     show_arguments(PROGRAM, f"{config.workdir}/node.json")
     show_variable(TEMPLATE_VARIABLE, "SKYWARD_INSTANCE", config.instance_id)
-    spare = Spare(zygote=fork_zygote(), started_with=order.started_with)
+    pid, orders = fork_zygote()
+    spare = Spare(pid=pid, orders=orders, started_with=order.started_with)
     # Only now: the zygote, and with it every worker, is a copy of all that this process has read so far.
-    answer.write(f"{VOLUMES_REQUEST}\n")
+    answer.write(VOLUMES_REQUEST.decode())
     with client:
-        volumes = read_volumes(client.readline())
+        volumes = pickle.load(client)
     _supervise(replace(config, volumes=volumes), answer, spare)
 
 

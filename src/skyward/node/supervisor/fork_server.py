@@ -14,16 +14,17 @@ import importlib
 import json
 import logging
 import os
+import pickle
 import select
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from skyward.base.platform import wait_for_end
 from skyward.node.processes import close_all_but, end_all, name_process
@@ -47,9 +48,9 @@ _ARG_START, _ENV_START = 48, 50
 def run_zygote(*modules: str) -> None:
     """Fork processes as ordered over standard input, a socket, until its other end closes.
 
-    An order is any byte with two connected sockets. From one the new process reads the name of the module whose
-    ``main(commands, reports)`` it runs, and then its commands. The other takes its reports, and ends with its exit code
-    in a separate line. Neither is a standard stream: children of the process would inherit it.
+    An order is any byte with two connected sockets. From one the new process reads pickles: the name of the module
+    whose ``main(commands, reports)`` it runs, and then its commands. The other takes its reports, lines of JSON, and
+    ends with its exit code. Neither is a standard stream: children of the process would inherit it.
 
     Args:
         modules: modules to import beforehand.
@@ -102,26 +103,11 @@ def _take_orders() -> socket.socket:
     return orders
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkedZygote:
-    """Zygote that is a fork of its supervisor.
+def fork_zygote() -> tuple[int, socket.socket]:
+    """Fork a node's zygote from its supervisor, which has imported everything and has one thread.
 
-    Attributes:
-        pid: its process id.
-        orders: the supervisor's end of the connection for orders; the other end closes when the zygote ends.
+    Return its process id, and the connection for its environment and then its orders, which closes when it ends.
     """
-
-    pid: int
-    orders: socket.socket
-
-    def start(self, variables: Mapping[str, str]) -> None:
-        """Give it the environment of the node's processes, for which it waits."""
-        data = json.dumps(dict(variables)).encode()
-        self.orders.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
-
-
-def fork_zygote() -> ForkedZygote:
-    """Fork a node's zygote from its supervisor, which has imported everything and has one thread."""
     here, orders = socket.socketpair()
     supervisor = os.getpid()
     pid = os.fork()
@@ -140,20 +126,20 @@ def fork_zygote() -> ForkedZygote:
         finally:
             os._exit(status)
     orders.close()
-    return ForkedZygote(pid=pid, orders=here)
+    return pid, here
+
+
+def send_environment(orders: socket.socket, variables: Mapping[str, str]) -> None:
+    """Give a forked zygote the environment of the node's processes."""
+    data = json.dumps(dict(variables)).encode()
+    orders.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
 
 def _receive_environment(orders: socket.socket) -> dict[str, str]:
-    def read(count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = orders.recv(count - len(data))
-            if not part:  # the supervisor has no use for this process, or is gone
-                os._exit(0)
-            data += part
-        return data
-
-    return json.loads(read(int.from_bytes(read(_LENGTH_BYTES), "big")))
+    length = orders.recv(_LENGTH_BYTES, socket.MSG_WAITALL)
+    if not length:  # the supervisor has no use for this process, or is gone
+        os._exit(0)
+    return json.loads(orders.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
 
 
 def _serve_node(orders: socket.socket, supervisor: int) -> None:
@@ -221,16 +207,22 @@ class _ForkServer:
             for mine in (self._orders, self._ended, self._waker, *self._children.values()):
                 mine.close()
             gc.enable()
-            lines = open(commands.detach(), encoding="utf-8")  # noqa: SIM115  # as long as the process
-            module = lines.readline().strip()
+            received = open(commands.detach(), "rb")  # noqa: SIM115  # as long as the process
+            module = pickle.load(received)
             name_process(module.rpartition(".")[2])
             stream = open(reports.detach(), "w", buffering=1, encoding="utf-8")  # noqa: SIM115
-            importlib.import_module(module).main(lines, stream)
+            importlib.import_module(module).main(received, stream)
             status = 0
         except BaseException:  # past the fork nobody else would report it
             log.exception("a process of the node failed")
         finally:
             os._exit(status)
+
+
+def read_commands(received: BufferedReader) -> Iterator[Any]:
+    """Yield a fork's commands until their sender closes the connection."""
+    while received.peek():
+        yield pickle.load(received)
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import platform
@@ -14,7 +13,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -46,7 +45,9 @@ def thread_variables(config: NodeConfig, cpu_count: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """One node: the client's configuration and the supervisor's choices.
+    """One node: the client's configuration and the supervisor's choices. Its processes get it as a pickle.
+
+    It holds the node's private key: never in a log, an argument or a variable.
 
     Attributes:
         config: the client's configuration.
@@ -152,21 +153,6 @@ class NodePlan:
             return visible
         # By default CUDA numbers GPUs by speed, and the driver by their place on the bus.
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | visible
-
-    def to_json(self) -> str:
-        """Return the plan as one line. It holds the node's private key: never in a log, an argument or a variable."""
-        config, ready = json.loads(self.config.to_json()), json.loads(self.ready.to_json())
-        return json.dumps([config, ready, [asdict(device) for device in self.devices]])
-
-    @classmethod
-    def from_json(cls, text: str) -> NodePlan:
-        """Read the line."""
-        config, ready, devices = json.loads(text)
-        return cls(
-            config=NodeConfig.from_json(json.dumps(config)),
-            ready=NodeReady.from_json(json.dumps(ready)),
-            devices=tuple(Device(**device) for device in devices),
-        )
 
 
 def port_count(config: NodeConfig) -> int:

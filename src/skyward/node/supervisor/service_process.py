@@ -6,16 +6,17 @@ import asyncio
 import importlib
 import json
 import os
+import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from io import BufferedReader
 from typing import TextIO, cast
 
 from skyward.node.processes import close_on_exec, end_with_supervisor, exit_reason, name_process
-from skyward.node.services import Service
+from skyward.node.services import Service, ServiceProgram
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.zygote import Zygote, keep_process
-from skyward.wire.control import Report, RunService, ServiceRunning, WorkProgress, from_frame, to_frame
+from skyward.wire.control import Report, RunService, ServiceRunning, WorkProgress, to_frame
 
 
 class ServiceProcess:
@@ -56,43 +57,26 @@ class ServiceProcess:
 
     async def _live(self, order: RunService) -> str:
         async with self._zygote.fork(__name__) as fork:
-            fork.commands.write(f"{self._plan.to_json()}\n{json.dumps(to_frame(order))}\n".encode())
-            async for line in fork.reports:
-                match json.loads(line):
-                    case int(exit_code):
-                        return exit_reason(exit_code)
-                    case report:
-                        self._on_report(cast("ServiceRunning | WorkProgress", from_frame(report)))
-        return "ended with the process that it was forked from"
+            fork.send((self._plan, order))
+            async for report in fork.reports():
+                self._on_report(cast("ServiceRunning | WorkProgress", report))
+            return exit_reason(fork.exit_code)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
-    """See :class:`~skyward.node.services.ServiceProgram`."""
-
-    plan: NodePlan
-    reports: TextIO
-
-    def report(self, message: Report) -> None:
-        self.reports.write(f"{json.dumps(to_frame(message))}\n")
-
-
-def main(commands: TextIO, reports: TextIO) -> None:
-    """In a fork of the zygote: run the service in the first lines until the supervisor closes ``commands``."""
-    plan = NodePlan.from_json(commands.readline())
-    order = cast("RunService", from_frame(json.loads(commands.readline())))
+def main(commands: BufferedReader, reports: TextIO) -> None:
+    """In a fork of the zygote: run the service in the first command until the supervisor closes ``commands``."""
+    zygote = os.getppid()
+    plan, order = pickle.load(commands)
     name_process(order.name)
     close_on_exec()
     service = cast("Service", importlib.import_module(order.module))
-    asyncio.run(_serve(service, _Program(plan=plan, reports=reports), commands))
 
-
-async def _serve(service: Service, program: _Program, commands: TextIO) -> None:
-    zygote, plan = os.getppid(), program.plan
+    def report(message: Report) -> None:
+        reports.write(f"{json.dumps(to_frame(message))}\n")
 
     def follow() -> None:
         commands.read()
         end_with_supervisor(plan.ready.pid, zygote, instance_id=plan.config.instance_id, folder=plan.ready.blob_dir)
 
     threading.Thread(target=follow, name="skyward-orders", daemon=True).start()
-    await service.serve(program)
+    asyncio.run(service.serve(ServiceProgram(plan=plan, report=report)))

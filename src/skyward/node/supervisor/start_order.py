@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
 
 PROGRAM = (sys.executable, "-m", "skyward.node.supervisor")
@@ -19,8 +17,8 @@ TEMPLATE_VARIABLE = "SKYWARD_TEMPLATE"
 TEMPLATE_ID = "local-000000000000"
 """Value of that variable, as long as the ids that ``Local()`` gives its instances."""
 
-VOLUMES_REQUEST = "volumes"
-"""Line in which a supervisor asks for the node's volumes."""
+VOLUMES_REQUEST = b'"volumes"\n'
+"""Report with which a supervisor, once it shows its node's id, asks for the volumes."""
 
 _START_PREFIXES = (
     "ASAN_",
@@ -63,10 +61,11 @@ def start_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOrder:
-    """One supervisor to start.
+    """One supervisor to start. It holds the node's private key: never in a log, an argument or a file.
 
     Attributes:
-        config: its node; the order omits the volumes.
+        config: its node, without volumes: every process of the node is a fork of the one that gets the order, and calls
+            must not find the volumes' keys in their memory.
         env: its environment; may be secret.
         started_with: the template's :func:`start_variables`.
         limits: the template's :func:`process_limits`, as they were when it started.
@@ -76,25 +75,3 @@ class StartOrder:
     env: Mapping[str, str] = field(repr=False)
     started_with: Mapping[str, str]
     limits: str
-
-    def to_json(self) -> str:
-        """Return the order as one line. It holds the node's private key: never in a log, an argument or a file."""
-        # Every process of the node is a fork of the one that reads this. Calls must not find the volumes' keys in it.
-        config = replace(self.config, volumes=())
-        return json.dumps([json.loads(config.to_json()), dict(self.env), dict(self.started_with), self.limits])
-
-    @classmethod
-    def from_json(cls, text: str) -> StartOrder:
-        """Read the line."""
-        config, env, started_with, limits = json.loads(text)
-        return cls(config=NodeConfig.from_json(json.dumps(config)), env=env, started_with=started_with, limits=limits)
-
-
-def volumes_line(volumes: Iterable[GrantedVolume]) -> str:
-    """Return a node's volumes as one line. It holds their keys."""
-    return json.dumps([volume.to_dict() for volume in volumes])
-
-
-def read_volumes(text: str) -> tuple[GrantedVolume, ...]:
-    """Read that line."""
-    return tuple(map(GrantedVolume.from_dict, json.loads(text)))

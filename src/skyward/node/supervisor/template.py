@@ -12,9 +12,9 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -30,9 +30,9 @@ from skyward.node.supervisor.start_order import (
     StartOrder,
     node_programs,
     start_variables,
-    volumes_line,
 )
 from skyward.node.supervisor.zygote import Fork, fork_from
+from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
 
 log = logging.getLogger("skyward.node.supervisor.template")
@@ -50,46 +50,20 @@ _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "Cap", "NoNewPrivs", "S
 """Beginnings of the lines in ``/proc/self/status`` with attributes that a new program inherits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ProgramStart:
-    """Properties that a program has from its start, and that a fork of it cannot be given.
-
-    Attributes:
-        variables: environment variables that count only then.
-        process: the client's attributes that the kernel hands down: ids, masks, namespaces, cgroup.
-        limits: the client's :func:`process_limits`, which are handed down, too.
-        files: folders of packages, with the times of their last changes.
-        programs: modules that it has imported.
-    """
-
-    variables: Mapping[str, str]
-    process: tuple[str, ...]
-    limits: str
-    files: tuple[tuple[str, int], ...]
-    programs: tuple[str, ...]
-
-    @classmethod
-    def of(cls, variables: Mapping[str, str], programs: tuple[str, ...]) -> _ProgramStart:
-        """Return the origin of a program that this process starts now."""
-        return cls(
-            variables=variables,
-            process=tuple(_inherited()),
-            limits=process_limits(),
-            files=tuple(_changes(_watched())),
-            programs=programs,
-        )
-
-
 class _TemplateProcess:
     """One template process, which ends when this process closes its socket or ends.
 
+    Args:
+        variables: environment variables that count only when a program starts.
+        programs: modules to import.
+
     Attributes:
-        origin: the properties that it was started with.
+        origin: properties of the present process with which it was started.
         failed: whether it has ended by itself.
         served: whether it has ever forked a supervisor.
     """
 
-    def __init__(self, origin: _ProgramStart) -> None:
+    def __init__(self, variables: Mapping[str, str], programs: tuple[str, ...], origin: tuple[object, ...]) -> None:
         self.origin = origin
         self.failed = False
         self.served = False
@@ -97,7 +71,7 @@ class _TemplateProcess:
         here, orders = socket.socketpair()
         self._orders = keep_from_forks(here)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
-        code = _PROGRAM.format(os.getpid(), (_SUPERVISOR, *origin.programs))
+        code = _PROGRAM.format(os.getpid(), (_SUPERVISOR, *programs))
         environment = {name: value for name, value in os.environ.items() if name != "SKYWARD_INSTANCE"}
         with orders:
             # In the root folder no file of the user's can pass for a module that is imported.
@@ -107,23 +81,23 @@ class _TemplateProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=self._said,
                 cwd="/",
-                env=environment | dict(origin.variables) | {TEMPLATE_VARIABLE: TEMPLATE_ID},
+                env=environment | dict(variables) | {TEMPLATE_VARIABLE: TEMPLATE_ID},
                 start_new_session=True,
             )
 
-    async def fork(self, order: StartOrder) -> str:
+    async def fork(self, order: StartOrder, volumes: tuple[GrantedVolume, ...]) -> str:
         """Fork a supervisor and return its answer; empty if none came up."""
         async with fork_from(self._orders, _SUPERVISOR) as fork:
-            fork.commands.write(f"{order.to_json()}\n".encode())
+            fork.send(order)
             try:
-                lines = await self._reports(fork, volumes_line(order.config.volumes))
+                lines = [line async for line in self._answers(fork, volumes)]
             except TimeoutError:
                 self.failed = True
                 self._process.kill()  # else it would take the order once it goes on
                 return self._given_up("the process that nodes are forked from does not go on")
-        if answer := next((line for line in lines if line.startswith("{")), ""):
+        if lines and lines[-1].startswith(b"{"):
             self.served = True
-            return answer
+            return lines[-1].decode()
         if not lines:
             self.failed = True
             # It may have made room for another one just before it had the order.
@@ -132,38 +106,38 @@ class _TemplateProcess:
             return self._given_up("a forked node did not come up")
         return self._given_up("no process could be forked for a node")
 
-    async def _reports(self, fork: Fork, volumes: str) -> list[str]:
-        """Return what the fork reports, up to the supervisor's answer.
+    async def _answers(self, fork: Fork, volumes: tuple[GrantedVolume, ...]) -> AsyncGenerator[bytes]:
+        """Yield the lines of the fork up to the supervisor's answer, and send the volumes when it asks for them.
 
         Raises:
-            TimeoutError: this process does nothing, and has forked no supervisor.
+            TimeoutError: the template does nothing, and has forked no supervisor.
         """
-        report, given = "", False
+        shown = False  # before that no process carries the instance's id, by which a provider ends it
         try:
-            # Not by lines: a StreamReader's have at most 64 KiB, and the ports of 1,500 workers are more.
-            while part := await (fork.reports.read(1 << 16) if given else self._first_report(fork)):
-                report += part.decode()
-                if not given and VOLUMES_REQUEST in report.splitlines():
-                    fork.commands.write(f"{volumes}\n".encode())
-                    given = True
-                if report.endswith("}\n"):  # a template that is stopped now would keep the connection open
-                    break
-        except TimeoutError:
-            raise
-        except OSError:
-            pass
+            while line := await (fork.lines.readline() if shown else self._first_lines(fork)):
+                if line == VOLUMES_REQUEST:
+                    shown = True
+                    fork.send(volumes)
+                yield line
+                if line.startswith(b"{"):  # a template that is stopped now would keep the connection open
+                    return
+        except ConnectionError:
+            return
         except asyncio.CancelledError:
-            if not given:
-                await _shown_or_ended(fork, report)
+            if not shown:  # else its provider would find nothing to end: wait until it is, or ends without volumes
+                fork.commands.close()
+                with suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(_END_S):
+                        while (line := await fork.lines.readline()) and line != VOLUMES_REQUEST:
+                            pass
             raise
-        return report.splitlines()
 
-    async def _first_report(self, fork: Fork) -> bytes:
+    async def _first_lines(self, fork: Fork) -> bytes:
         before_s, used_s = -1.0, self._cpu_s()
         while used_s != before_s:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_IDLE_S):
-                    return await fork.reports.read(1 << 16)
+                    return await fork.lines.readline()
             before_s, used_s = used_s, self._cpu_s()
         raise TimeoutError
 
@@ -200,18 +174,6 @@ class _TemplateProcess:
         self._process.returncode = 0
 
 
-async def _shown_or_ended(fork: Fork, report: str) -> None:
-    """Wait until the supervisor that was ordered shows its instance's id, or has ended for want of its volumes.
-
-    Before that no process carries the id, so a provider that ends the instance now would find nothing to kill.
-    """
-    fork.commands.close()
-    with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(_END_S):
-            while VOLUMES_REQUEST not in report.splitlines() and (part := await fork.reports.read(1 << 16)):
-                report += part.decode()
-
-
 class _Templates:
     """This process's templates, the last used one at the end. Its methods block: not for an event loop."""
 
@@ -220,23 +182,23 @@ class _Templates:
         self._templates: list[_TemplateProcess] = []
         self._usable = sys.platform == "linux"
 
-    def find(self, variables: Mapping[str, str], programs: tuple[str, ...]) -> _TemplateProcess | None:
-        """Return a template of the same origin as a program that would start now, started if need be."""
+    def find(self, variables: Mapping[str, str], programs: tuple[str, ...], limits: str) -> _TemplateProcess | None:
+        """Return a template that is as a program would be that starts now; it is started if need be."""
         with self._lock:
             if not self._usable:
                 return None
-            origin = _ProgramStart.of(variables, programs)
-            for template in [each for each in self._templates if each.failed]:
+            origin = (dict(variables), programs, limits, *_inherited(), *_changes(_watched()))
+            for template in [template for template in self._templates if template.failed]:
                 self._drop(template)
-            found = next((each for each in self._templates if each.origin == origin), None)
-            if found is None:
+            template = next((template for template in self._templates if template.origin == origin), None)
+            if template is None:
                 while len(self._templates) >= _MOST:
                     self._drop(self._templates[0])
-                found = _TemplateProcess(origin)
+                template = _TemplateProcess(variables, programs, origin)
             else:
-                self._templates.remove(found)
-            self._templates.append(found)
-            return found
+                self._templates.remove(template)
+            self._templates.append(template)
+            return template
 
     def give_up(self) -> None:
         """Start no template any more: one ended before it had forked anything, and the next one would, too."""
@@ -275,12 +237,13 @@ async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> s
     cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
     wanted = start_variables(env | HASH_SEED) | thread_variables(config, cores)
     try:
-        template = await asyncio.to_thread(_templates.find, wanted, node_programs(config))
+        limits = process_limits()
+        template = await asyncio.to_thread(_templates.find, wanted, node_programs(config), limits)
         if template is None:
             return None
-        answer = await template.fork(
-            StartOrder(config=config, env=env, started_with=wanted, limits=template.origin.limits)
-        )
+        # Every process of the node is a fork of the one that gets this order, which must not hold the volumes' keys.
+        order = StartOrder(config=replace(config, volumes=()), env=env, started_with=wanted, limits=limits)
+        answer = await template.fork(order, config.volumes)
     except OSError as error:  # no descriptor or process is left, or this kernel's /proc lacks a file
         log.warning(
             "no process could be started that nodes are forked from, so a node starts from its program, which takes "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -12,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wait_exponential, wait_random
 
@@ -22,16 +20,7 @@ from skyward.node.supervisor.zygote import Fork, Zygote
 from skyward.node.worker.begun import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
 from skyward.node.worker.capture import take_last_words
 from skyward.node.worker.watchdog import DEAF, DEAF_REASON
-from skyward.wire.control import (
-    Report,
-    RunService,
-    Start,
-    SupervisorTrouble,
-    WorkerExit,
-    WorkerRunning,
-    from_frame,
-    to_frame,
-)
+from skyward.wire.control import Report, RunService, Start, WorkerExit, WorkerRunning
 
 log = logging.getLogger("skyward.node.supervisor.worker_slot")
 
@@ -71,17 +60,13 @@ class _Process:
     overrun: Overrun | None = None
     over_memory: bool = False
     ended_for: str = ""
-    commands: asyncio.StreamWriter | None = field(default=None, repr=False)
+    fork: Fork | None = field(default=None, repr=False)
 
     @property
     def pid(self) -> int | None:
         """Its process id; None before it accepts calls."""
         # Calls may begin before its report is read.
         return self.running.pid if self.running is not None else process_of(self.mark)
-
-    def send(self, order: Start | RunService) -> None:
-        if self.commands is not None:
-            self.commands.write(f"{json.dumps(to_frame(order))}\n".encode())
 
     def kill(self) -> None:
         if (pid := self.pid) is not None:
@@ -123,8 +108,8 @@ class WorkerSlot:
             self._ordered.set()
         else:
             self._service = order
-        if self._process is not None:
-            self._process.send(order)
+        if self._process is not None and self._process.fork is not None:
+            self._process.fork.send(order)
 
     def kill(self, incarnation: str) -> None:
         """Kill its process, unless that is another incarnation by now."""
@@ -150,38 +135,32 @@ class WorkerSlot:
         path = mark_path(self._plan.ready.blob_dir, incarnation)
         make_mark(path)  # before the process: a worker that dies early has begun no call
         self._process = process = _Process(incarnation=incarnation, mark_path=path, mark=open_mark(path))
-        exit_code: int | None = None
         try:
             async with self._zygote.fork(_PROGRAM) as fork:
                 self._send_orders(fork, process)
-                async for line in fork.reports:
-                    match json.loads(line):
-                        case int(exit_code):
-                            break
-                        case str(reason):
-                            process.ended_for = reason
-                        case frame:
-                            report = cast("WorkerRunning | SupervisorTrouble", from_frame(frame))
-                            if isinstance(report, WorkerRunning):
-                                process.running = report
-                            self._report(report)
+                async for report in fork.reports():
+                    if isinstance(report, str):
+                        process.ended_for = report
+                        continue
+                    if isinstance(report, WorkerRunning):
+                        process.running = report
+                    self._report(report)
         except OSError:
             log.exception("worker %d was not started", self._worker)
             raise
         finally:
             self._process = None
-            ended = self._settle(process, exit_code)
+            ended = self._settle(process)
         self._report(ended)
         return process.running is not None
 
     def _send_orders(self, fork: Fork, process: _Process) -> None:
         assert self._start is not None
         own = {"SKYWARD_INCARNATION": process.incarnation, "SKYWARD_BEGUN": process.mark_path}
-        env = self._plan.worker_env(self._worker, self._start) | own
-        fork.commands.write(f"{self._plan.to_json()}\n{json.dumps([self._worker, env])}\n".encode())
-        process.commands = fork.commands
+        fork.send((self._plan, self._worker, self._plan.worker_env(self._worker, self._start) | own))
+        process.fork = fork
         if self._service is not None:
-            process.send(self._service)
+            fork.send(self._service)
 
     # --- watching ---------------------------------------------------------------------------------------------------
 
@@ -214,8 +193,9 @@ class WorkerSlot:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, process: _Process, exit_code: int | None) -> WorkerExit:
-        """End what the process has started; return the report on its end. Exit code None: the status is lost."""
+    def _settle(self, process: _Process) -> WorkerExit:
+        """End what the process has started; return the report on its end."""
+        exit_code = process.fork.exit_code if process.fork is not None else None
         if (pid := process.pid) is not None:
             # A forked child would hold the port that the next incarnation needs: ports are fixed for the node's life.
             kill_session(pid)
@@ -241,7 +221,7 @@ class WorkerSlot:
 
     def _reason(self, process: _Process, exit_code: int | None) -> str:
         if exit_code is None:
-            return "ended with the process that it was forked from"
+            return exit_reason(None)
         if process.stopped_looks >= _STOPPED_LOOKS:
             return _STOPPED_REASON
         if exit_code == DEAF:

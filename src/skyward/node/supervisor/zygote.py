@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import pickle
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 
 from skyward.base.descriptors import keep_from_forks
 from skyward.node.processes import exit_reason
-from skyward.node.supervisor.fork_server import ForkedZygote
+from skyward.node.supervisor.fork_server import send_environment
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.start_order import start_variables
+from skyward.wire.control import from_frame
 
 log = logging.getLogger("skyward.node.supervisor.zygote")
 
+_LINE_BYTES = 1 << 24  # the ports of 1,500 workers are more than asyncio's default of 64 KiB
 _UNKNOWN = 255
 """Exit code of a process that something else has waited for; multiprocessing's number for it."""
 
@@ -50,19 +56,40 @@ async def keep_process(name: str, live: Callable[[], Awaitable[str]], on_exit: C
             raise _EndedError(f"{name} {reason}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Connections of a supervisor to a forked process: commands to it and reports from it."""
+    """Connections to a forked process: commands to it, and reports from it.
 
-    commands: asyncio.StreamWriter
-    reports: asyncio.StreamReader
+    Attributes:
+        exit_code: its exit code, once its reports have ended; None if it is lost, as when the zygote has ended.
+    """
+
+    def __init__(self, commands: asyncio.StreamWriter, lines: asyncio.StreamReader) -> None:
+        self.exit_code: int | None = None
+        self.commands = commands
+        self.lines = lines
+
+    def send(self, *commands: object) -> None:
+        """Send commands, as pickles."""
+        self.commands.write(b"".join(map(pickle.dumps, commands)))
+
+    async def reports(self) -> AsyncGenerator[Any]:
+        """Yield its reports to its end: messages of the control connection, and other values of JSON."""
+        async for line in self.lines:
+            match json.loads(line):
+                case int(exit_code):
+                    self.exit_code = exit_code
+                    return
+                case str() | list() as report:
+                    yield report
+                case frame:
+                    yield from_frame(frame)
 
 
 @asynccontextmanager
 async def fork_from(orders: socket.socket, module: str) -> AsyncGenerator[Fork]:
     """Have ``main()`` of the module run in a fork of the zygote that takes ``orders``.
 
-    The reports end with the exit code, or without one if the zygote has ended.
+    Its reports end with its exit code, or without one if the zygote has ended.
     """
     commands, its_commands = map(keep_from_forks, socket.socketpair())
     reports, its_reports = map(keep_from_forks, socket.socketpair())
@@ -73,11 +100,12 @@ async def fork_from(orders: socket.socket, module: str) -> AsyncGenerator[Fork]:
         unconnected.enter_context(reports)
         _, commands_writer = await asyncio.open_connection(sock=commands)
         unconnected.callback(commands_writer.close)
-        reports_reader, reports_writer = await asyncio.open_connection(sock=reports)
+        reports_reader, reports_writer = await asyncio.open_connection(sock=reports, limit=_LINE_BYTES)
         unconnected.pop_all()
     try:
-        commands_writer.write(f"{module}\n".encode())
-        yield Fork(commands=commands_writer, reports=reports_reader)
+        fork = Fork(commands_writer, reports_reader)
+        fork.send(module)
+        yield fork
     finally:
         commands_writer.close()
         reports_writer.close()
@@ -85,44 +113,35 @@ async def fork_from(orders: socket.socket, module: str) -> AsyncGenerator[Fork]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spare:
-    """Zygote that was forked before its node was planned.
+    """Zygote that was forked before its node was planned: it waits for its environment.
 
     Attributes:
-        zygote: the process.
+        pid: the process.
+        orders: connection to it.
         started_with: variables that count only when a program starts, as they were when its program did.
     """
 
-    zygote: ForkedZygote
+    pid: int
+    orders: socket.socket
     started_with: Mapping[str, str]
 
-    def fits(self, env: Mapping[str, str]) -> bool:
-        """Return whether a program that starts with ``env`` would be no different."""
-        return start_variables(env) == self.started_with
 
-
-async def _ended(zygote: ForkedZygote) -> int:
-    """Wait for the end of the process and return its exit code."""
+async def _ended(pid: int, orders: socket.socket) -> int:
+    """Wait for the end of a child, which closes ``orders`` a moment before; return its exit code."""
     loop, closed = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(zygote.orders, closed.set)  # it never writes there
+    loop.add_reader(orders, closed.set)  # it never writes there
     try:
         await closed.wait()
     finally:
-        loop.remove_reader(zygote.orders)
-    return _exit_code(zygote.pid)
+        loop.remove_reader(orders)
+    return _wait_for_exit_code(pid)
 
 
-def _exit_code(pid: int) -> int:
-    """Wait for a child that has closed its connections, as it does a moment before it ends."""
+def _wait_for_exit_code(pid: int) -> int:
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
         return _UNKNOWN
-
-
-async def _dismiss(zygote: ForkedZygote) -> None:
-    with zygote.orders:
-        zygote.orders.shutdown(socket.SHUT_WR)
-        await _ended(zygote)
 
 
 class Zygote:
@@ -140,12 +159,11 @@ class Zygote:
     ) -> None:
         # Not "-m": multiprocessing would import the module again, as __mp_main__, in processes that calls start.
         start = "import gc; gc.disable(); from skyward.node.supervisor.fork_server import run_zygote as run"
-        program = f"{start}; run(*{tuple(modules)!r})"
-        self._argv = (sys.executable, "-c", program)
+        self._argv = (sys.executable, "-c", f"{start}; run(*{tuple(modules)!r})")
         self._plan = plan
         self._on_exit = on_exit
         self._spare = spare
-        self._pid: int | None = None if spare is None else spare.zygote.pid
+        self._pid: int | None = None if spare is None else spare.pid
         self._orders: socket.socket | None = None
         self._started = asyncio.Event()
 
@@ -159,33 +177,33 @@ class Zygote:
         await keep_process("the zygote", self._live, self._on_exit)
 
     async def _live(self) -> str:
-        env = os.environ | self._plan.process_env()
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.fits(env):
-            return await self._live_forked(spare.zygote, env)
-        if spare is not None:
-            await _dismiss(spare.zygote)
-        return await self._live_started(env)
-
-    async def _live_started(self, env: Mapping[str, str]) -> str:
-        here, orders = socket.socketpair()
-        with here:
-            with orders:
-                process = await asyncio.create_subprocess_exec(*self._argv, stdin=orders.fileno(), env=env)
-            return await self._serve(process.pid, here, process.wait())
-
-    async def _live_forked(self, zygote: ForkedZygote, env: Mapping[str, str]) -> str:
-        with zygote.orders:
-            zygote.start(env)
-            return await self._serve(zygote.pid, zygote.orders, _ended(zygote))
-
-    async def _serve(self, pid: int, orders: socket.socket, ended: Awaitable[int]) -> str:
-        self._pid, self._orders = pid, orders
-        self._started.set()
-        exit_code = await ended
+        self._pid, orders = await self._start(os.environ | self._plan.process_env())
+        with orders:
+            self._orders = orders
+            self._started.set()
+            exit_code = await _ended(self._pid, orders)
         self._pid = None
         self._started.clear()
         return exit_reason(exit_code)
+
+    async def _start(self, env: Mapping[str, str]) -> tuple[int, socket.socket]:
+        """Return a process with this environment, and the connection for its orders."""
+        spare, self._spare = self._spare, None
+        if spare is not None and start_variables(env) == spare.started_with:
+            send_environment(spare.orders, env)
+            return spare.pid, spare.orders
+        if spare is not None:
+            with spare.orders:
+                spare.orders.shutdown(socket.SHUT_WR)
+                await _ended(spare.pid, spare.orders)
+        return self._start_program(env)
+
+    def _start_program(self, env: Mapping[str, str]) -> tuple[int, socket.socket]:
+        orders, its_orders = socket.socketpair()
+        with its_orders:
+            process = subprocess.Popen(self._argv, stdin=its_orders.fileno(), env=env)
+        process.returncode = 0  # _ended() waits for it
+        return process.pid, orders
 
     @asynccontextmanager
     async def fork(self, module: str) -> AsyncGenerator[Fork]:

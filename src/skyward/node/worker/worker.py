@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import stat
@@ -14,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
@@ -24,6 +26,7 @@ from skyward.base.waiting import keep
 from skyward.distributed.runtime import enter_task
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process
 from skyward.node.services import Service, WorkerHost
+from skyward.node.supervisor.fork_server import read_commands
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.worker.begun import enter, open_mark
 from skyward.node.worker.capture import WorkerLog
@@ -31,20 +34,19 @@ from skyward.node.worker.child_processes import call_in_this_process, prepare_mu
 from skyward.node.worker.lane_server import LaneServer
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.watchdog import Watchdog, end_process
-from skyward.wire.control import RunService, Start, SupervisorTrouble, WorkerRunning, from_frame, to_frame
-from skyward.wire.frames import TlsIdentity, server_context
+from skyward.wire.control import RunService, Start, SupervisorTrouble, WorkerRunning, to_frame
+from skyward.wire.frames import server_context
 from skyward.wire.listening import BACKLOG
 
 log = logging.getLogger("skyward.node.worker.worker")
 
 
-def main(commands: TextIO, reports: TextIO) -> None:
-    """In a fork of the zygote: run the worker in the first lines until it is killed, or its supervisor ends."""
+def main(commands: BufferedReader, reports: TextIO) -> None:
+    """In a fork of the zygote: run the worker in the first command until it is killed, or its supervisor ends."""
     zygote = os.getppid()
-    plan = NodePlan.from_json(commands.readline())
-    number, env = json.loads(commands.readline())
+    plan, number, env = pickle.load(commands)
     _become_worker(plan, env)
-    Worker(plan, number).run(commands, reports, zygote=zygote)
+    Worker(plan, number, reports).run(commands, zygote=zygote)
 
 
 def _become_worker(plan: NodePlan, env: Mapping[str, str]) -> None:
@@ -66,18 +68,18 @@ def _become_worker(plan: NodePlan, env: Mapping[str, str]) -> None:
 
 
 class Worker:
-    """One worker, and the :class:`~skyward.node.services.WorkerHost` of its guest.
-
-    Its incarnation, blob folders and log file come from the environment: processes that calls start need them too.
+    """One worker. Its incarnation, blob folders and log file come from the environment: processes of calls need them.
 
     Args:
         plan: its node.
         number: its index there.
+        reports: stream to the supervisor.
     """
 
-    def __init__(self, plan: NodePlan, number: int) -> None:
+    def __init__(self, plan: NodePlan, number: int, reports: TextIO) -> None:
         self._plan = plan
         self._number = number
+        self._reports = reports
         worker_log = WorkerLog(Path(os.environ["SKYWARD_WORKER_LOG"]), Path(os.environ["SKYWARD_WORKER_MARK"]))
         worker_log.redirect()
         # An empty log could be any empty file: is_quiet would not know, and each call would check its descriptors.
@@ -86,8 +88,21 @@ class Worker:
         self._lane = self._lane_loop.call(self._open_lane(worker_log))
         self._lane.output.install()
         self._lane.runner.memory_limit_bytes = plan.memory_limit_bytes
-        self._guest = _Guest(self, self._lane.output, self._report_trouble)
-        self._reports: TextIO | None = None
+        host = WorkerHost(
+            name=f"node{plan.config.node}-worker{number}",
+            address=plan.ready.guests[number],
+            bind=plan.config.binds_to,
+            identity=plan.config.identity,
+            memory_limit_bytes=plan.memory_limit_bytes,
+            folder=plan.worker_folder,
+            accelerators=plan.accelerators_of(number),
+            running_call=self._lane.runner.shown,
+            run_task=self._run_task,
+            end_process=self._end_process,
+        )
+        self._guest = _Guest(
+            host, self._lane.output, lambda reason: self._report(to_frame(SupervisorTrouble(reason=reason)))
+        )
         os.register_at_fork(after_in_child=self._leave_connections)
 
     async def _open_lane(self, worker_log: WorkerLog) -> LaneServer:
@@ -99,23 +114,21 @@ class Worker:
             incarnation=os.environ["SKYWARD_INCARNATION"], blob_dirs=blob_dirs, log=worker_log, begun=begun
         )
 
-    def run(self, commands: TextIO, reports: TextIO, *, zygote: int) -> None:
+    def run(self, commands: BufferedReader, *, zygote: int) -> None:
         """Accept the client's connections, and run calls in this thread. If that fails, end the process.
 
         Args:
             commands: stream of the supervisor's orders.
-            reports: stream to the supervisor.
             zygote: pid of this process's parent.
         """
         host, _, port = self._plan.ready.lanes[self._number].rpartition(":")
         listening = socket.create_server((host, int(port)), backlog=BACKLOG)
-        tls = server_context(self.identity)
+        tls = server_context(self._plan.config.identity)
         self._lane_loop.spawn(keep(lambda: self._lane.serve(listening, tls), what="accepting the lane"))
         self._lane_loop.spawn(keep(self._lane.watch_output, what="reading the captured output"))
         Watchdog(self._lane_loop, self._lane.trouble, end=end_process).start()
-        self._reports = reports
-        running = WorkerRunning(worker=self._number, incarnation=os.environ["SKYWARD_INCARNATION"], pid=os.getpid())
-        reports.write(f"{json.dumps(to_frame(running))}\n")
+        incarnation = os.environ["SKYWARD_INCARNATION"]
+        self._report(to_frame(WorkerRunning(worker=self._number, incarnation=incarnation, pid=os.getpid())))
         threading.Thread(target=self._follow, args=(commands, zygote), name="skyward-orders", daemon=True).start()
         try:
             self._lane.runner.work()
@@ -123,11 +136,11 @@ class Worker:
             log.critical("the thread that runs calls failed", exc_info=True)
             end_process("the thread that runs calls failed")
 
-    def _follow(self, commands: TextIO, zygote: int) -> None:
+    def _follow(self, commands: BufferedReader, zygote: int) -> None:
         """Obey the supervisor until it closes the connection."""
         try:
-            for line in commands:
-                match from_frame(json.loads(line)):
+            for command in read_commands(commands):
+                match command:
                     case Start() as order:
                         os.environ["SKYWARD_WORKER"] = self._plan.place(self._number, order).to_json()
                     case RunService() as order:
@@ -146,72 +159,28 @@ class Worker:
         """Close this worker's sockets in a forked child."""
         # The child may outlive the worker. The next incarnation needs its ports, and its clients the end of their
         # connections.
-        ports = {int(address.rpartition(":")[2]) for address in (self.address, self._plan.ready.lanes[self._number])}
+        ready, number = self._plan.ready, self._number
+        ports = {int(address.rpartition(":")[2]) for address in (ready.guests[number], ready.lanes[number])}
         for descriptor in open_descriptors():
             with suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and _port_of(descriptor) in ports:
                     abandon(descriptor)
 
-    # --- WorkerHost -------------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """See :class:`~skyward.node.services.WorkerHost`."""
-        return f"node{self._plan.config.node}-worker{self._number}"
-
-    @property
-    def address(self) -> str:
-        """See :class:`~skyward.node.services.WorkerHost`."""
-        return self._plan.ready.guests[self._number]
-
-    @property
-    def bind(self) -> str:
-        """See :class:`~skyward.node.services.WorkerHost`."""
-        return self._plan.config.binds_to
-
-    @property
-    def identity(self) -> TlsIdentity:
-        """See :class:`~skyward.node.services.WorkerHost`."""
-        return self._plan.config.identity
-
-    @property
-    def memory_limit_bytes(self) -> int:
-        """See :class:`~skyward.node.services.WorkerHost`."""
-        return self._plan.memory_limit_bytes
-
-    @property
-    def folder(self) -> str:
-        """See :class:`~skyward.node.services.WorkerHost`."""
-        return self._plan.worker_folder
-
-    @property
-    def accelerators(self) -> float:
-        """See :class:`~skyward.node.services.WorkerHost`."""
-        return self._plan.accelerators_of(self._number)
-
-    def running_call(self) -> str:
-        """See :class:`~skyward.node.services.WorkerHost`."""
-        return self._lane.runner.shown()
-
-    def run_task(
+    def _run_task(
         self, name: Callable[[], str], fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """See :class:`~skyward.node.services.WorkerHost`."""
         self._lane.output.restore_streams()
         with enter_task(name):
             return call_in_this_process(fn, args, kwargs)
 
-    def end_process(self, reason: str) -> NoReturn:
-        """See :class:`~skyward.node.services.WorkerHost`."""
+    def _end_process(self, reason: str) -> NoReturn:
         try:
-            if self._reports is not None:
-                self._reports.write(f"{json.dumps(reason)}\n")
+            self._report(reason)
         finally:
             os._exit(0)
 
-    def _report_trouble(self, reason: str) -> None:
-        if self._reports is not None:
-            self._reports.write(f"{json.dumps(to_frame(SupervisorTrouble(reason=reason)))}\n")
+    def _report(self, report: Any) -> None:
+        self._reports.write(f"{json.dumps(report)}\n")
 
 
 class _GuestLeftError(Exception):

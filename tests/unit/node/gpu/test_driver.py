@@ -348,8 +348,3 @@ class TestDealing:
 
         assert "CUDA_VISIBLE_DEVICES" not in own.worker_env(0, ORDER)
         assert own.process_env()["CUDA_VISIBLE_DEVICES"] == "1"
-
-    def test_survives_the_plans_line(self, plan: NodePlan) -> None:
-        own = planned(plan, 2, workers=2)
-
-        assert NodePlan.from_json(own.to_json()) == own

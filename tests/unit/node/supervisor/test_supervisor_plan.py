@@ -71,13 +71,6 @@ def plan(config: NodeConfig) -> Iterator[NodePlan]:
         Path(folder).rmdir()
 
 
-def test_plan_survives_its_line(plan: NodePlan) -> None:
-    line = plan.to_json()
-
-    assert "\n" not in line
-    assert NodePlan.from_json(line) == plan
-
-
 def test_every_port_of_a_plan_is_another_one(plan: NodePlan) -> None:
     addresses = [plan.ready.control, plan.ready.blobs, plan.ready.service, *plan.ready.guests]
     ports = [int(address.rpartition(":")[2]) for address in addresses]

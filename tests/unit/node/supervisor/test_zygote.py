@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -47,6 +46,8 @@ except BlockingIOError:
 SHARED = """
 import json, os
 
+from skyward.node.supervisor.fork_server import read_commands
+
 IMPORTED_BY = os.getpid()
 
 def say(reports, number):
@@ -57,10 +58,9 @@ FAITHFUL = """
 import shared
 
 def main(commands, reports):
-    commands.readline()
     shared.say(reports, shared.IMPORTED_BY)
-    for line in commands:
-        shared.say(reports, int(line))
+    for number in shared.read_commands(commands):
+        shared.say(reports, number)
 """
 
 
@@ -80,14 +80,9 @@ class Running:
 
     async def _live(self, program: str) -> str:
         async with self.zygote.fork(program) as self.present:
-            self.present.commands.write(b"its plan\n")
-            async for line in self.present.reports:
-                match json.loads(line):
-                    case int(exit_code):
-                        return exit_reason(exit_code)
-                    case [number]:
-                        self.numbers.put_nowait(number)
-        return "ended with the process that it was forked from"
+            async for number in self.present.reports():
+                self.numbers.put_nowait(*number)
+            return exit_reason(self.present.exit_code)
 
     async def number(self) -> int:
         return await self.numbers.get()
@@ -157,7 +152,7 @@ async def test_commands_reach_the_process_and_its_end_is_reported(plan: NodePlan
     async with running(plan, one=FAITHFUL) as node:
         assert await node.number() == node.zygote.pid
         assert node.present is not None
-        node.present.commands.write(b"7\n")
+        node.present.send(7)
         assert await node.number() == 7
         node.forks()[0].kill()
         assert await node.ended.get() == "killed by signal 9 (SIGKILL)"
@@ -184,12 +179,10 @@ import os, subprocess, sys, shared
 OPEN = "import os; print(sorted(set(os.listdir('/proc/self/fd')) - {'3'}), os.path.samefile('/dev/fd/0', os.devnull))"
 
 def main(commands, reports):
-    commands.readline()
     print("what a library prints is no report", flush=True)
     shown = subprocess.run([sys.executable, "-c", OPEN], close_fds=False, capture_output=True, text=True).stdout
     shared.say(reports, int(shown.strip() == "['0', '1', '2'] True"))
-    for line in commands:
-        pass
+    commands.read()
 """
 
 
