@@ -10,16 +10,15 @@ import asyncio
 import logging
 import os
 import re
-import tempfile
-import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
-from io import FileIO
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from blake3 import blake3
 
+from skyward.base.waiting import to_its_end
 from skyward.wire.control import Fetch, Fetched
 from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, server_context, write_frame
 from skyward.wire.listening import StreamPort, Streams, dial
@@ -107,8 +106,9 @@ class BlobPort:
         places = [f"{folder}/{order.blob_id}" for folder in self.folders]
         if _NAME.fullmatch(order.blob_id) is None or order.path not in places:
             return _failed(order, f"no blob may lie at {order.path}")
-        if await asyncio.to_thread(_has, order.path, order.nbytes):
-            return Fetched(blob_id=order.blob_id, path=order.path)
+        with suppress(FileNotFoundError):  # its size is enough: no file has its final name before it is whole
+            if (await asyncio.to_thread(os.stat, order.path)).st_size == order.nbytes:
+                return Fetched(blob_id=order.blob_id, path=order.path)
         complaints: list[str] = []
         unreached: list[str] = []
         for source in order.sources:
@@ -123,19 +123,29 @@ class BlobPort:
 
     async def _copy(self, source: str, order: Fetch) -> None:
         streams = await self._dial(source)
+        folder, _, name = order.path.rpartition("/")
+        part = f"{folder}/.{name}.{secrets.token_hex(4)}"
+        digest = blake3()
+
+        def store(chunk: bytes) -> None:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
+                file.write(chunk)
+            digest.update(chunk)
+
         try:
             write_frame(streams.writer, {"blob": order.blob_id})
             await self._expect(streams.reader, order)
-            async with _arriving(order.path) as part:
-                left = order.nbytes
-                while left:
-                    chunk = await self._read(streams.reader, min(left, _CHUNK_BYTES))
-                    await asyncio.to_thread(part.write, chunk)
-                    left -= len(chunk)
-                if not await asyncio.to_thread(part.keep, order.blob_id):
-                    raise _SourceError("its content is not what was asked for")
+            left = order.nbytes
+            while left:
+                chunk = await self._read(streams.reader, min(left, _CHUNK_BYTES))
+                await to_its_end(asyncio.to_thread(store, chunk))
+                left -= len(chunk)
+            if digest.hexdigest() != order.blob_id:
+                raise _SourceError("its content is not what was asked for")
+            await to_its_end(asyncio.to_thread(os.rename, part, order.path))
         finally:
             streams.writer.transport.abort()
+            await to_its_end(asyncio.to_thread(Path(part).unlink, missing_ok=True))
 
     async def _dial(self, source: str) -> Streams:
         try:
@@ -165,17 +175,16 @@ class BlobPort:
     # --- giving -----------------------------------------------------------------------------------------------------
 
     async def _serve(self, streams: Streams) -> None:
-        reader, writer = streams.reader, streams.writer
         task = asyncio.current_task()
         assert task is not None
-        self._giving[task] = writer
+        self._giving[task] = streams.writer
         try:
-            await self._give(reader, writer)
+            await self._give(streams.reader, streams.writer)
         except (OSError, asyncio.IncompleteReadError, FrameError) as error:
             log.info("a blob could not be sent to a node: %r", error)
         finally:
             del self._giving[task]
-            writer.transport.abort()
+            streams.writer.transport.abort()
 
     async def _give(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(self._patience_s):
@@ -198,76 +207,10 @@ def _failed(order: Fetch, error: str, *, errno: int = 0, unreached: Sequence[str
     return Fetched(blob_id=order.blob_id, path=order.path, error=error, errno=errno, unreached=tuple(unreached))
 
 
-def _has(path: str, nbytes: int) -> bool:
-    """Return True if the blob is here."""
-    # Its size is enough: no file has its final name before it is whole.
-    try:
-        return os.stat(path).st_size == nbytes
-    except FileNotFoundError:
-        return False
-
-
 def _open(folders: Sequence[str], name: str) -> BinaryIO | None:
     if _NAME.fullmatch(name) is None:  # "../…" would lead to any file of the user's
         return None
     for folder in folders:
-        try:
+        with suppress(FileNotFoundError):
             return Path(folder, name).open("rb", buffering=0)
-        except FileNotFoundError:
-            continue
     return None
-
-
-class _Part:
-    """Temporary file of an incoming blob, renamed once it is whole and has the right hash. Thread-safe."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._lock = threading.Lock()  # a thread that opens or writes outlives its cancelled task
-        self._temporary = ""
-        self._file: FileIO | None = None
-        self._dropped = False
-        self._digest = blake3()
-
-    def open(self) -> None:
-        """Create the file; do nothing once it was dropped."""
-        folder, _, name = self._path.rpartition("/")
-        with self._lock:
-            if not self._dropped:
-                descriptor, self._temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-                self._file = FileIO(descriptor, "wb")
-
-    def write(self, chunk: bytes) -> None:
-        with self._lock:
-            if self._file is None or self._dropped:
-                return
-            view = memoryview(chunk)
-            while view:  # an unbuffered write may store less than it was given
-                view = view[self._file.write(view) :]
-            self._digest.update(chunk)
-
-    def keep(self, blob_id: str) -> bool:
-        """Rename the file, if its content has the hash that is its name; return whether it has."""
-        with self._lock:
-            if self._digest.hexdigest() != blob_id:
-                return False
-            os.rename(self._temporary, self._path)
-            return True
-
-    def drop(self) -> None:
-        """Close the file, and remove it unless it was kept."""
-        with self._lock:
-            self._dropped = True
-            if self._file is not None:
-                self._file.close()
-                Path(self._temporary).unlink(missing_ok=True)
-
-
-@asynccontextmanager
-async def _arriving(path: str) -> AsyncGenerator[_Part]:
-    part = _Part(path)
-    try:
-        await asyncio.to_thread(part.open)
-        yield part
-    finally:
-        await asyncio.to_thread(part.drop)

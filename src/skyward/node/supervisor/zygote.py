@@ -73,16 +73,13 @@ class Fork:
         self.commands.write(b"".join(map(pickle.dumps, commands)))
 
     async def reports(self) -> AsyncGenerator[Any]:
-        """Yield its reports to its end: messages of the control connection, and other values of JSON."""
+        """Yield its reports to its end: messages of the control connection, and texts."""
         async for line in self.lines:
-            match json.loads(line):
-                case int(exit_code):
-                    self.exit_code = exit_code
-                    return
-                case str() | list() as report:
-                    yield report
-                case frame:
-                    yield from_frame(frame)
+            report: Any = json.loads(line)
+            if isinstance(report, int):
+                self.exit_code = report
+                return
+            yield report if isinstance(report, str) else from_frame(report)
 
 
 @asynccontextmanager

@@ -51,7 +51,7 @@ from skyward.node.supervisor.fork_server import read_commands
 IMPORTED_BY = os.getpid()
 
 def say(reports, number):
-    print(json.dumps([number]), file=reports)
+    print(json.dumps(str(number)), file=reports)
 """
 
 FAITHFUL = """
@@ -81,7 +81,7 @@ class Running:
     async def _live(self, program: str) -> str:
         async with self.zygote.fork(program) as self.present:
             async for number in self.present.reports():
-                self.numbers.put_nowait(*number)
+                self.numbers.put_nowait(int(number))
             return exit_reason(self.present.exit_code)
 
     async def number(self) -> int:
