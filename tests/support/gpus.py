@@ -1,7 +1,7 @@
 """NVIDIA GPUs that do not exist: ``nvidia-smi`` and NVML over one file, so that several processes see the same GPUs.
 
 They follow NVIDIA's MIG user guide ("Getting Started with MIG", "Supported MIG Profiles"), nvidia-smi(1), NVML's
-reference, and outputs of the drivers named in :data:`DRIVERS`, whose names and functions differ.
+reference, and outputs of drivers R525 and R570.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.gpu_parts._gpu_cards import COMPUTE_SLICES, PROFILES, R470, Profile, place_for
+from support.gpu_parts._gpu_cards import COMPUTE_SLICES, PROFILES, Profile, place_for
 
 __all__ = [
-    "DRIVERS",
     "FakeGpu",
     "FakeGpus",
     "FakeInstance",
@@ -28,11 +27,7 @@ __all__ = [
     "cut",
     "main",
     "make_instance",
-    "partition_uuid",
 ]
-
-DRIVERS = ("450.80.02", "470.57.02", "525.85.12", "570.133.20")
-"""One of each family whose answers differ."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +87,6 @@ class Machine:
 
     Attributes:
         gpus: by index.
-        driver: the driver's version.
         root: whether commands are run by root.
         sudo: whether others may become root without a password.
         breaks_after: how many instances can be created before the driver fails; None for any number.
@@ -100,16 +94,10 @@ class Machine:
     """
 
     gpus: list[FakeGpu]
-    driver: str = DRIVERS[-1]
     root: bool = True
     sudo: bool = True
     breaks_after: int | None = None
     commands: list[str] = field(default_factory=list[str])
-
-    @property
-    def family(self) -> int:
-        """The driver's major version."""
-        return int(self.driver.partition(".")[0])
 
 
 class FakeGpus:
@@ -193,13 +181,13 @@ class FakeGpus:
         }
 
 
-def cut(gpu: FakeGpu, profiles: Sequence[str], family: int = 570) -> None:
+def cut(gpu: FakeGpu, profiles: Sequence[str]) -> None:
     """Have MIG mode on, and these instances there already, each with a compute instance."""
     gpu.mig = gpu.pending = True
     for name in profiles:
         profile = next(each for each in PROFILES[gpu.card] if each.name == name)
         instance = make_instance(gpu, profile)
-        instance.uuid = partition_uuid(gpu, instance, family)
+        instance.uuid = f"MIG-{uuid.uuid4()}"
 
 
 def make_instance(gpu: FakeGpu, profile: Profile) -> FakeInstance:
@@ -211,11 +199,6 @@ def make_instance(gpu: FakeGpu, profile: Profile) -> FakeInstance:
     instance = FakeInstance(id=8 // profile.size - 1 + start // profile.size, profile=profile.name, start=start)
     gpu.instances.append(instance)
     return instance
-
-
-def partition_uuid(gpu: FakeGpu, instance: FakeInstance, family: int) -> str:
-    """What the driver calls the compute instance of a GPU instance."""
-    return f"MIG-{gpu.uuid}/{instance.id}/0" if family < R470 else f"MIG-{uuid.uuid4()}"
 
 
 def _profile(gpu: FakeGpu, instance: FakeInstance) -> Profile:

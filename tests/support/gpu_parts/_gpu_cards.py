@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["CARDS", "COMPUTE_SLICES", "PROFILES", "R470", "R510", "Card", "Profile", "place_for"]
+__all__ = ["CARDS", "COMPUTE_SLICES", "PROFILES", "Card", "Profile", "place_for"]
 
 COMPUTE_SLICES = 7
-R470, R510 = 470, 510
-"""Families of drivers that changed names (R470), and that first describe profiles by name (R510)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +19,7 @@ class Card:
     """A model.
 
     Attributes:
-        name: in the driver's words, which began with "NVIDIA" with R470.
+        name: in the driver's words.
         memory_mib: as the driver reports it.
         hopper: whether its MIG mode changes without a reset.
     """
@@ -29,12 +27,6 @@ class Card:
     name: str
     memory_mib: int
     hopper: bool = False
-
-    def called(self, family: int) -> str:
-        """Its whole name, in the words of drivers of that family."""
-        if family < R470:
-            return self.name
-        return f"Tesla {self.name}" if self.name == "T4" else f"NVIDIA {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +62,10 @@ class Profile:
 
 
 CARDS: Mapping[str, Card] = {
-    "A100-40": Card(name="A100-SXM4-40GB", memory_mib=40960),
-    "A100-80": Card(name="A100-SXM4-80GB", memory_mib=81920),
-    "H100-80": Card(name="H100 80GB HBM3", memory_mib=81559, hopper=True),
-    "T4": Card(name="T4", memory_mib=15360),
+    "A100-40": Card(name="NVIDIA A100-SXM4-40GB", memory_mib=40960),
+    "A100-80": Card(name="NVIDIA A100-SXM4-80GB", memory_mib=81920),
+    "H100-80": Card(name="NVIDIA H100 80GB HBM3", memory_mib=81559, hopper=True),
+    "T4": Card(name="Tesla T4", memory_mib=15360),
 }
 
 

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from support.gpu_parts._gpu_cards import CARDS, COMPUTE_SLICES, PROFILES, R510
+from support.gpu_parts._gpu_cards import CARDS, COMPUTE_SLICES, PROFILES
 
 if TYPE_CHECKING:
     from support.gpus import FakeGpu, FakeGpus, FakeInstance
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["FakeNvml", "NVMLError"]
 
 _MIB = 1 << 20
-_PROFILES_THEN, _PROFILES_NOW = 10, 18
+_PROFILES = 18
 """Numbers of profiles that drivers have constants for."""
 
 
@@ -45,10 +45,6 @@ class _NotFoundError(NVMLError):
 
 class _TimeoutError(NVMLError):
     value = 10
-
-
-class _FunctionNotFoundError(NVMLError):
-    value = 13
 
 
 class _GpuIsLostError(NVMLError):
@@ -89,19 +85,8 @@ class _InstanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class _ProfileInfo:
-    """Version 1 of the structure."""
-
     id: int
-    sliceCount: int  # noqa: N815
     instanceCount: int  # noqa: N815
-    multiprocessorCount: int  # noqa: N815
-    memorySizeMB: int  # noqa: N815
-
-
-@dataclass(frozen=True, slots=True)
-class _NamedProfileInfo(_ProfileInfo):
-    """Version 2 of it."""
-
     name: str
 
 
@@ -135,13 +120,11 @@ class FakeNvml:
     NVMLError_NoPermission = _NoPermissionError
     NVMLError_NotFound = _NotFoundError
     NVMLError_Timeout = _TimeoutError
-    NVMLError_FunctionNotFound = _FunctionNotFoundError
     NVMLError_GpuIsLost = _GpuIsLostError
     NVML_ERROR_INVALID_ARGUMENT = _InvalidArgumentError.value
     NVML_ERROR_NOT_SUPPORTED = _NotSupportedError.value
     NVML_ERROR_NO_PERMISSION = _NoPermissionError.value
     NVML_ERROR_NOT_FOUND = _NotFoundError.value
-    NVML_ERROR_FUNCTION_NOT_FOUND = _FunctionNotFoundError.value
     NVML_ERROR_GPU_IS_LOST = _GpuIsLostError.value
     NVML_GPU_INSTANCE_PROFILE_COUNT = 18
     NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1 = 7
@@ -182,7 +165,7 @@ class FakeNvml:
         if isinstance(handle, _MigHandle):
             gpu = self._find(_GpuHandle(handle.gpu))
             return f"{self.nvmlDeviceGetName(_GpuHandle(handle.gpu))} MIG {_part(gpu, handle).profile}"
-        return CARDS[self._find(handle).card].called(self._gpus.machine.family)
+        return CARDS[self._find(handle).card].name
 
     # --- MIG --------------------------------------------------------------------------------------------------------
 
@@ -204,23 +187,17 @@ class FakeNvml:
     def nvmlDeviceGetGpuInstanceId(self, handle: _MigHandle) -> int:  # noqa: N802
         return _part(self._find(_GpuHandle(handle.gpu)), handle).id
 
-    def nvmlDeviceGetGpuInstanceProfileInfo(self, handle: _GpuHandle, profile: int, version: int = 2) -> _ProfileInfo:  # noqa: N802
-        family = self._gpus.machine.family
-        if version > 1 and family < R510:
-            raise _FunctionNotFoundError
-        if profile >= (_PROFILES_NOW if family >= R510 else _PROFILES_THEN):
+    def nvmlDeviceGetGpuInstanceProfileInfo(self, handle: _GpuHandle, profile: int) -> _ProfileInfo:  # noqa: N802
+        if profile >= _PROFILES:
             raise _InvalidArgumentError
         known = PROFILES[self._find(handle).card]
-        media = profile == self.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1 and family >= R510
+        media = profile == self.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1
         found = next((each for each in known if each.index == (0 if media else profile)), None)
         if found is None:
             raise _NotSupportedError
         # With media extensions the smallest one exists a second time, once on a GPU.
-        values = (found.id + media, found.compute, 1 if media else found.total, found.multiprocessors)
-        info = _ProfileInfo(*values, memorySizeMB=int(found.memory_gib * 1024))
-        if version == 1:
-            return info
-        return _NamedProfileInfo(*values, info.memorySizeMB, name=f"MIG {found.name}{'+me' if media else ''}")
+        name = f"MIG {found.name}{'+me' if media else ''}"
+        return _ProfileInfo(id=found.id + media, instanceCount=1 if media else found.total, name=name)
 
     def nvmlDeviceGetGpuInstances(self, handle: _GpuHandle, profile_id: int, instances: Any, count: Any) -> None:  # noqa: N802
         gpu = self._find_in_mig_mode(handle)

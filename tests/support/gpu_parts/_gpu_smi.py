@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from support.gpu_parts._gpu_cards import CARDS, PROFILES
-from support.gpus import FakeGpu, FakeInstance, Machine, make_instance, partition_uuid
+from support.gpus import FakeGpu, FakeInstance, Machine, make_instance
 
 __all__ = ["Smi"]
 
@@ -72,7 +73,7 @@ class Smi:
         return gpu
 
     def _name(self, gpu: FakeGpu) -> str:
-        return CARDS[gpu.card].called(self.machine.family)
+        return CARDS[gpu.card].name
 
     # --- MIG mode ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class Smi:
                 made = make_instance(gpu, profile)
             except LookupError:
                 self._refuse(_RESOURCES, unable, failed, lines)
-            made.uuid = partition_uuid(gpu, made, self.machine.family)
+            made.uuid = f"MIG-{uuid.uuid4()}"
             own = f"GPU instance ID {made.id:>2}"
             using = f"using profile MIG {profile.name} (ID"
             lines += [

@@ -12,7 +12,7 @@ import platformdirs
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
-from skyward.node.gpu.driver import Device, Gpu, GpuDriver, NvidiaDriver, Partition
+from skyward.node.gpu.driver import Device, Gpu, NvidiaDriver, Partition
 from skyward.node.gpu.health import GpuWatch, open_watch
 from skyward.node.gpu.partitioner import GpuPartitioner
 from skyward.request.accelerators import Vendor, find_model, fold_name, model_name
@@ -39,7 +39,7 @@ class NodeDevices:
         self,
         config: NodeConfig,
         *,
-        driver: GpuDriver | None = None,
+        driver: NvidiaDriver | None = None,
         environ: Mapping[str, str] = os.environ,
         open_watch: Callable[[Sequence[str]], GpuWatch | None] = open_watch,
         clock: Clock = SYSTEM_CLOCK,

@@ -1,4 +1,4 @@
-"""Driver of this machine's NVIDIA GPUs behind one seam: read through NVML, partitioned with ``nvidia-smi``.
+"""Driver of this machine's NVIDIA GPUs: read through NVML, partitioned with ``nvidia-smi``.
 
 Facts about ``nvidia-smi`` are from NVIDIA's MIG user guide ("Getting Started with MIG", "MIG Device Names") and the
 manual page nvidia-smi(1), those about NVML from its reference. ``tests/support/gpus.py`` has a fake of both.
@@ -13,12 +13,13 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from skyward.errors import ConfigurationError
 from skyward.node.gpu import nvml as nvml_program
 from skyward.node.gpu.nvml import (
     GpuInstance,
+    ask,
     import_nvml,
     instance_profiles,
     list_instances,
@@ -27,7 +28,7 @@ from skyward.node.gpu.nvml import (
     open_nvml,
 )
 
-__all__ = ["Device", "Gpu", "GpuDriver", "GpuInstance", "NvidiaDriver", "Partition", "SmiAnswer", "run_command"]
+__all__ = ["Device", "Gpu", "GpuInstance", "NvidiaDriver", "Partition", "SmiAnswer", "run_command"]
 
 log = logging.getLogger("skyward.node.gpu.driver")
 
@@ -96,36 +97,6 @@ class Device:
         return f"{self.name} ({self.profile})" if self.profile else self.name
 
 
-class GpuDriver(Protocol):
-    """Driver of this machine's NVIDIA GPUs. Every verb blocks for up to a minute; no layer below retries."""
-
-    def gpus(self) -> Sequence[Gpu] | None:
-        """Return the GPUs that answer, in the order of their indices; None where there is no driver. Raises nothing."""
-        ...
-
-    def partitions(self, gpu: int) -> Sequence[Partition]:
-        """Return a GPU's partitions, in the driver's order. Raises :class:`ConfigurationError`."""
-        ...
-
-    def instances(self, gpu: int) -> Sequence[GpuInstance]:
-        """Return a GPU's instances, in use or not. Raises :class:`ConfigurationError`."""
-        ...
-
-    def set_mig(self, gpu: int, *, on: bool) -> str:
-        """Turn MIG mode on or off; return the driver's words. The new mode is in :meth:`gpus`. Idempotent.
-
-        Raises :class:`ConfigurationError` when the driver refuses.
-        """
-        ...
-
-    def change(self, gpu: int, *, create: Sequence[str] = (), destroy: Sequence[int] = ()) -> None:
-        """Destroy the instances with these numbers, then create some of these profiles, with a compute instance each.
-
-        Raises :class:`ConfigurationError` with the driver's words; a part may be done then.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class SmiAnswer:
     """Both outputs of a command, and its exit status."""
@@ -154,7 +125,7 @@ def run_command(argv: Sequence[str]) -> SmiAnswer:
 
 
 class NvidiaDriver:
-    """Implementation of :class:`GpuDriver`.
+    """Driver of this machine's NVIDIA GPUs. Every method blocks for up to a minute; no layer below retries.
 
     Args:
         run: runs a command.
@@ -168,7 +139,7 @@ class NvidiaDriver:
         self._load = load
 
     def gpus(self) -> Sequence[Gpu] | None:
-        """See :meth:`GpuDriver.gpus`."""
+        """Return the GPUs that answer, in the order of their indices; None where there is no driver. Raises nothing."""
         nvml = open_nvml(self._load)
         if nvml is None:
             return None
@@ -182,13 +153,13 @@ class NvidiaDriver:
             nvml.nvmlShutdown()
 
     def partitions(self, gpu: int) -> Sequence[Partition]:
-        """See :meth:`GpuDriver.partitions`."""
+        """Return a GPU's partitions, in the driver's order. Raises :class:`ConfigurationError`."""
         with self._reading(gpu) as nvml:
             devices = list(mig_devices(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu)))
         return [Partition(gpu=gpu, profile=profile, uuid=uuid) for profile, uuid in devices]
 
     def instances(self, gpu: int) -> Sequence[GpuInstance]:
-        """See :meth:`GpuDriver.instances`."""
+        """Return a GPU's instances, in use or not. Raises :class:`ConfigurationError`."""
         with self._reading(gpu) as nvml:
             handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
             try:
@@ -200,11 +171,17 @@ class NvidiaDriver:
         return self._instances_as_root(gpu, uuid)
 
     def set_mig(self, gpu: int, *, on: bool) -> str:
-        """See :meth:`GpuDriver.set_mig`."""
+        """Turn MIG mode on or off; return the driver's words. The new mode is in :meth:`gpus`. Idempotent.
+
+        Raises :class:`ConfigurationError` when the driver refuses.
+        """
         return self._ask("-i", str(gpu), "-mig", str(int(on))).text
 
     def change(self, gpu: int, *, create: Sequence[str] = (), destroy: Sequence[int] = ()) -> None:
-        """See :meth:`GpuDriver.change`."""
+        """Destroy the instances with these numbers, then create some of these profiles, with a compute instance each.
+
+        Raises :class:`ConfigurationError` with the driver's words; a part may be done then.
+        """
         if destroy:
             others = {instance.id for instance in self.instances(gpu)} - set(destroy)
             for which in [("-gi", str(each)) for each in destroy] if others else [()]:
@@ -272,21 +249,15 @@ def _describe(nvml: Any, index: int) -> Gpu | None:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         mig, pending = mig_mode(nvml, handle)
+        memory = ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)  # in MIG mode only root may read the sum
         return Gpu(
             index=index,
             uuid=nvml.nvmlDeviceGetUUID(handle),
             name=nvml.nvmlDeviceGetName(handle),
-            memory_gib=round(_memory_bytes(nvml, handle) / _GIB, 1),
+            memory_gib=round(memory.total / _GIB, 1) if memory else 0.0,
             mig=mig,
             mig_pending=pending,
         )
     except nvml.NVMLError as error:  # a lost GPU keeps its index and answers nothing; the others work
         log.warning("GPU %d does not answer, and is left out: %s", index, error)
         return None
-
-
-def _memory_bytes(nvml: Any, handle: Any) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:  # in MIG mode only root may read the sum
-        return 0

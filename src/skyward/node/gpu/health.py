@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from skyward.node.gpu.nvml import import_nvml, open_nvml
+from skyward.node.gpu.nvml import ask, import_nvml, open_nvml
 
 log = logging.getLogger("skyward.node.gpu.health")
 
@@ -61,8 +61,8 @@ class GpuWatch:
     def close(self) -> None:
         """Shut NVML down."""
         if self._events is not None:
-            self._quietly(self._nvml.nvmlEventSetFree, self._events)
-        self._quietly(self._nvml.nvmlShutdown)
+            ask(self._nvml, self._nvml.nvmlEventSetFree, self._events)
+        ask(self._nvml, self._nvml.nvmlShutdown)
 
     def _watch(self, uuid: str) -> None:
         nvml = self._nvml
@@ -76,9 +76,8 @@ class GpuWatch:
 
     def _reported(self) -> str:
         while self._events is not None:
-            try:
-                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
-            except self._nvml.NVMLError:  # a timeout of 0 s: no event is an error to NVML, and the usual answer
+            event = ask(self._nvml, self._nvml.nvmlEventSetWait_v2, self._events, 0)
+            if event is None:  # after 0 s: no event is an error to NVML, and the usual answer
                 return ""
             xid = int(event.eventData)
             if xid in _FATAL:
@@ -101,12 +100,6 @@ class GpuWatch:
             return f"GPU {self._nvml.nvmlDeviceGetIndex(handle)} ({self._nvml.nvmlDeviceGetUUID(handle)})"
         except self._nvml.NVMLError:
             return "a GPU"
-
-    def _quietly(self, verb: Callable[..., object], *args: Any) -> None:
-        try:
-            verb(*args)
-        except self._nvml.NVMLError as error:
-            log.debug("NVML: %s", error)
 
 
 def open_watch(uuids: Collection[str], load: Callable[[], Any] = import_nvml) -> GpuWatch | None:

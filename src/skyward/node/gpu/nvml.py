@@ -12,19 +12,15 @@ import ctypes
 import importlib
 import json
 import logging
-import math
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 log = logging.getLogger("skyward.node.gpu.nvml")
 
-_GIB, _MIB = 1 << 30, 1 << 20
-_MEMORY_SLICES = 8
-_NAMED, _UNNAMED = 2, 1
-"""Versions of the structure that describes a profile."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +79,19 @@ def open_nvml(load: Callable[[], Any]) -> Any | None:
     return nvml
 
 
+def ask(nvml: Any, question: Callable[..., T], *args: Any) -> T | None:
+    """Return what ``question`` returns; None if the driver refuses the answer, or the GPU has none."""
+    try:
+        return question(*args)
+    except nvml.NVMLError as error:
+        log.debug("NVML: %s%r: %s", getattr(question, "__name__", question), args, error)
+        return None
+
+
 def mig_mode(nvml: Any, handle: Any) -> tuple[bool | None, bool]:
     """Return the GPU's MIG mode, None where it has none, and the mode that follows its next reset."""
-    try:
-        current, pending = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:  # a GPU, or a driver, older than MIG
-        return None, False
-    return bool(current), bool(pending)
+    modes = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    return (None, False) if modes is None else (bool(modes[0]), bool(modes[1]))
 
 
 def mig_devices(nvml: Any, handle: Any) -> Iterator[tuple[str, str]]:
@@ -128,35 +130,17 @@ def list_instances(nvml: Any, handle: Any) -> list[GpuInstance]:
 
 def instance_profiles(nvml: Any, handle: Any) -> Iterator[InstanceProfile]:
     """Yield the profiles that a GPU supports. Raises NVMLError."""
-    for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        info = _profile_info(nvml, handle, number)
-        if info is not None:
-            yield InstanceProfile(
-                id=int(info.id), name=_profile_name(nvml, handle, info), capacity=int(info.instanceCount)
-            )
-
-
-def _profile_info(nvml: Any, handle: Any, number: int) -> Any | None:
-    # The GPU lacks the profile, or the profile is newer than the driver: pynvml lists those of the newest one.
+    # The GPU lacks a profile, or the profile is newer than the driver: pynvml lists those of the newest one.
     lacking = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT)
-    for version in (_NAMED, _UNNAMED):  # R470 has the second only
+    for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
-            return nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
+            info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number)
         except nvml.NVMLError as error:
-            if error.value in lacking:
-                return None
-            if version == _UNNAMED or error.value != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            if error.value not in lacking:
                 raise
-    return None
-
-
-def _profile_name(nvml: Any, handle: Any, info: Any) -> str:
-    if name := getattr(info, "name", ""):
-        return str(name).removeprefix("MIG ")
-    # A profile is called by its share of the memory in eighths, not by its size: one of 4.75 GiB, of 40, is "1g.5gb".
-    total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    slices = math.ceil(int(info.memorySizeMB) * _MIB * _MEMORY_SLICES / total)
-    return f"{info.sliceCount}g.{round(math.ceil(total / _GIB) * slices / _MEMORY_SLICES)}gb"
+            continue
+        name = str(info.name).removeprefix("MIG ")
+        yield InstanceProfile(id=int(info.id), name=name, capacity=int(info.instanceCount))
 
 
 def instances_as_json(nvml: Any, uuid: str) -> str:

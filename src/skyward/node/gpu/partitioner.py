@@ -17,9 +17,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from skyward.base.linux_parts import boot_id
 from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.node.gpu.driver import Gpu, GpuDriver, GpuInstance, Partition
+from skyward.node.gpu.driver import Gpu, GpuInstance, NvidiaDriver, Partition
 from skyward.request.accelerators import MigProfile
 
 _IN_USE_S = 20.0
@@ -76,7 +77,7 @@ class _Claim:
             return None
         values = json.loads(text)
         # Instances do not survive a reboot; after it, others may have their numbers.
-        if values["boot"] != _boot():
+        if values["boot"] != boot_id():
             return _Change(mig=values["mig"])
         return _Change(mig=values["mig"], made=tuple(values["made"]), making=tuple(values["making"]))
 
@@ -85,7 +86,7 @@ class _Claim:
         # One line, flushed before the rest is cut off: killed in between, this process leaves the old or the new one.
         self._file.seek(0)
         if change is not None:
-            self._file.write(json.dumps({**asdict(change), "boot": _boot()}) + "\n")
+            self._file.write(json.dumps({**asdict(change), "boot": boot_id()}) + "\n")
             self._file.flush()
         self._file.truncate()
         os.fsync(self._file.fileno())
@@ -110,7 +111,7 @@ class GpuPartitioner:
     """
 
     def __init__(
-        self, driver: GpuDriver, gpus: Sequence[Gpu], profiles: Sequence[str], *, own_machine: bool, folder: Path
+        self, driver: NvidiaDriver, gpus: Sequence[Gpu], profiles: Sequence[str], *, own_machine: bool, folder: Path
     ) -> None:
         self._driver = driver
         self._gpus = tuple(gpus)
@@ -235,11 +236,6 @@ class GpuPartitioner:
         return await wait_until(
             removed, deadline_s=_IN_USE_S, interval_s=0.5, what=f"the partitions of {gpu} to be removed"
         )
-
-
-def _boot() -> str:
-    """Return the identity of this start of the system."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def largest_first(profiles: Sequence[str], memory_gib: float) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import re
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -15,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from skyward.base.waiting import PROMPT_S
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
@@ -24,13 +27,20 @@ from skyward.events import SkywardEvent, use_callback
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
 from skyward.node.worker.begun import arm, disarm
 from skyward.node.worker.child_processes import call_in_this_process
-from skyward.node.worker.hints import add_hints
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
-from skyward.node.worker.signals import Signals
 from skyward.shipping.definitions import enter_main
-from skyward.shipping.pickling import LARGE_BYTES, Packed, pack_error, pack_result, text_of, unpack_call_with_main
+from skyward.shipping.pickling import (
+    LARGE_BYTES,
+    Packed,
+    add_note,
+    pack_error,
+    pack_result,
+    text_of,
+    unpack_call_with_main,
+)
 from skyward.shipping.received import take_sources
+from skyward.tracebacks import related
 from skyward.wire.link import CHUNK_BYTES
 from skyward.wire.messages import (
     CallHeader,
@@ -488,3 +498,103 @@ def _trace_context(carrier: Mapping[str, str]) -> Generator[None]:
         yield
     finally:
         context.detach(token)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_HANDLED: Final = tuple(
+    int(getattr(signal, name))
+    for name in ("SIGALRM", "SIGHUP", "SIGINT", "SIGPROF", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGVTALRM")
+    if hasattr(signal, name)
+)
+"""Signals that programs handle. Not SIGCHLD: libraries set its handler once and rely on it, as torch's DataLoader."""
+
+
+class Signals:
+    """Context of the thread that runs calls, whose handlers are restored after each call, if it is the main thread.
+
+    Inside, :mod:`signal` notes that a call uses it: to ask for nine handlers after each call would take 5 µs.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: list[Any] = []
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._in_use = False
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = self._present()
+            self._functions = {name: getattr(signal, name) for name in ("alarm", "setitimer", "signal")}
+            for name, function in self._functions.items():
+                setattr(signal, name, self._noted(function))
+
+    def __exit__(self, *_error: object) -> None:
+        for name, function in self._functions.items():
+            setattr(signal, name, function)
+
+    def restore(self) -> None:
+        """Stop timers and put the handlers back."""
+        if not self._in_use:
+            return
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)  # an alarm after its call would interrupt another one
+        for number, before, now in zip(_HANDLED, self._handlers, self._present(), strict=True):
+            if now is not before:
+                signal.signal(number, signal.SIG_DFL if before is None else before)  # None: C code has set it
+        self._in_use = False
+
+    def _noted(self, function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def note(*args: P.args, **kwargs: P.kwargs) -> R:
+            self._in_use = True
+            return function(*args, **kwargs)
+
+        return note
+
+    @staticmethod
+    def _present() -> list[Any]:
+        return [*map(signal.getsignal, _HANDLED)]
+
+
+_NO_FILE = re.compile(r"no such file or directory|unable to (?:synchronously )?open file|file not found", re.IGNORECASE)
+
+
+def add_hints(error: BaseException) -> None:
+    """Add a note to an error of a call about a file that is missing."""
+    note = next((note for each in related(error) if (note := _folder_hint(each))), "")
+    if note and not _is_of_a_program(error):
+        add_note(error, note)
+
+
+def _folder_hint(error: BaseException) -> str:
+    name = getattr(error, "filename", None)
+    if isinstance(name, str | bytes):
+        if not isinstance(error, FileNotFoundError) or os.path.isabs(name):
+            return ""
+        subject = repr(os.fsdecode(name))
+    elif isinstance(error, FileNotFoundError) or _NO_FILE.search(_text(error)):
+        subject = "a relative path"
+    else:
+        return ""
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed
+        return ""
+    return (
+        f"{subject} was looked up in {folder} on the node, the working folder of the pool's calls, not in your "
+        "program's: send files along with Image(includes=[…]), or give an absolute path that exists there"
+    )
+
+
+def _is_of_a_program(error: BaseException) -> bool:
+    """Return True if the missing file is a program, which is looked up elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and os.path.basename(frames[-1].filename) == "subprocess.py"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # user code may do anything here
+        return ""

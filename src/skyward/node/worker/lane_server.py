@@ -23,10 +23,9 @@ from skyward.base.descriptors import Descriptors
 from skyward.base.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
 from skyward.events.lines import DEFAULT_LEVELS
-from skyward.node.worker.call_records import TakenLevels
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.capture import WorkerLog
-from skyward.node.worker.output import CallOutput
+from skyward.node.worker.output import CallOutput, TakenLevels
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Connection, Link, Session
 from skyward.wire.listening import Listener

@@ -1,4 +1,4 @@
-"""Output of a worker's calls: text from Python, and output that arrives through descriptors 1 and 2."""
+"""Output of a worker's calls: text from Python, records of :mod:`logging`, and output of descriptors 1 and 2."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from skyward.distributed.runtime import current_task
-from skyward.node.worker.call_records import install, record_values
+from skyward.events.lines import DEFAULT_LEVELS, has_handlers
 from skyward.node.worker.capture import WorkerLog
-from skyward.wire.log_pieces import LineAssembler, LogPiece, StreamName
+from skyward.wire.log_pieces import PIECE_CHARS, LineAssembler, LogPiece, StreamName
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -125,7 +125,7 @@ class CallOutput:
 
     def install(self) -> None:
         """Replace ``sys.stdout`` and ``sys.stderr``, and take the records of :mod:`logging`."""
-        install(self.take_record)
+        take_log_records(self.take_record)
         own = self.log.own if self.log is not None else None
         stdout = OutputRouter(_stream_for(1), stream="stdout", current=self.current, own=own)
         stderr = OutputRouter(_stream_for(2), stream="stderr", current=self.current, own=own)
@@ -379,3 +379,77 @@ def _write_to(stream: TextIO, text: str) -> None:
 
 
 _sink: ContextVar[_CallSink | None] = ContextVar("skyward_sink", default=None)
+
+
+_OWN: Final = "skyward"
+_SIMPLE: Final = (str, int, float, bool, type(None))
+_LEFT_OUT: Final = ("args", "msg", "exc_info", "exc_text", "stack_info", "message", "asctime")
+_formatter: Final = logging.Formatter()
+
+
+def take_log_records(take: Callable[[logging.LogRecord], bool]) -> None:
+    """Offer records to ``take`` whose logger has no handler; those that it refuses go to the handlers of this process.
+
+    A call that configures handlers itself keeps its records, which its handlers print.
+    """
+    # Neither they nor `take` are handlers of the root logger: logging.basicConfig() of user code would do nothing then.
+    own, logging.root.handlers[:] = logging.root.handlers[:], []
+    logging.getLogger(_OWN).setLevel(logging.root.level)
+    logging.root.setLevel(DEFAULT_LEVELS[""])
+    worker, usual = os.getpid(), logging.Logger.callHandlers
+
+    def call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
+        if os.getpid() != worker or has_handlers(self):  # a forked child has no thread that sends
+            usual(self, record)
+        elif record.name.partition(".")[0] == _OWN or not take(record):
+            for handler in own:
+                handler.handle(record)
+
+    logging.Logger.callHandlers = call_handlers
+
+
+def record_values(record: logging.LogRecord) -> Mapping[str, Any]:
+    """Return the simple attributes of a record, ``extra=`` included, with its message and its traceback as text."""
+    simple = {name: value for name, value in vars(record).items() if name not in _LEFT_OUT and _is_simple(value)}
+    values = {name: _text(value) if isinstance(value, str) else value for name, value in simple.items()}
+    values |= {"name": _text(record.name), "levelname": _text(str(record.levelname)), "levelno": int(record.levelno)}
+    values["msg"] = _text(_message(record))
+    exc_text = record.exc_text or (_formatter.formatException(record.exc_info) if record.exc_info else None)
+    values["exc_text"] = exc_text and _text(exc_text)
+    values["stack_info"] = record.stack_info and _text(record.stack_info)
+    return values
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception as error:  # of any class: it calls __str__ of the user's own
+        try:
+            return f"{record.msg} (its arguments {record.args!r} do not fit: {error})"
+        except Exception:  # the same: a record is no reason for a call to fail
+            return f"(a message without text: {type(error).__name__})"
+
+
+def _is_simple(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) < PIECE_CHARS
+    return type(value) in _SIMPLE and not (isinstance(value, int) and abs(value) >> 63)
+
+
+def _text(text: str) -> str:
+    return text[:PIECE_CHARS].encode("utf-8", "backslashreplace").decode()  # lone surrogates have no UTF-8 form
+
+
+class TakenLevels:
+    """Levels of the client's loggers, taken along to this process. Levels that user code sets here stay."""
+
+    def __init__(self) -> None:
+        self._levels = DEFAULT_LEVELS
+
+    def take(self, levels: Mapping[str, int]) -> None:
+        """Set the levels that have changed since the last call."""
+        before, self._levels = self._levels, levels
+        for name in {**before, **levels}:
+            level = levels.get(name, logging.NOTSET)
+            if level != before.get(name, logging.NOTSET):
+                logging.getLogger(name or None).setLevel(level)

@@ -28,7 +28,7 @@ from skyward.node.supervisor.plan import NodePlan
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig
 from support.gpu_parts._gpu_cards import PROFILES, place_for
-from support.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut
+from support.gpus import FakeGpu, FakeGpus, Machine, cut
 from support.nodes import node_ready
 
 Fake = Callable[..., FakeGpus]
@@ -53,16 +53,14 @@ def chosen(asked: Sequence[str], gpus: Sequence[Gpu] | None, shown: str | None =
 
 
 class TestDriver:
-    @pytest.mark.parametrize("version", DRIVERS)
-    def test_says_what_gpus_there_are(self, fake: Fake, version: str) -> None:
+    def test_says_what_gpus_there_are(self, fake: Fake) -> None:
         a100, t4 = FakeGpu(card="A100-40", mig=True, pending=True), FakeGpu(card="T4")
 
-        found = driver_of(fake(a100, t4, driver=version)).gpus()
+        found = driver_of(fake(a100, t4)).gpus()
 
-        brand = "" if version.startswith("450") else "NVIDIA "
         assert found == [
-            Gpu(index=0, uuid=a100.uuid, name=f"{brand}A100-SXM4-40GB", memory_gib=40, mig=True, mig_pending=True),
-            Gpu(index=1, uuid=t4.uuid, name="T4" if not brand else "Tesla T4", memory_gib=15, mig=None),
+            Gpu(index=0, uuid=a100.uuid, name="NVIDIA A100-SXM4-40GB", memory_gib=40, mig=True, mig_pending=True),
+            Gpu(index=1, uuid=t4.uuid, name="Tesla T4", memory_gib=15, mig=None),
         ]
 
     def test_a_gpu_that_does_not_answer_is_left_out(self, fake: Fake) -> None:
@@ -78,11 +76,10 @@ class TestDriver:
 
         assert nvml.users == 0
 
-    @pytest.mark.parametrize("version", DRIVERS)
-    def test_lists_partitions_and_instances_whatever_its_age(self, fake: Fake, version: str) -> None:
+    def test_lists_partitions_and_instances(self, fake: Fake) -> None:
         whole, parted = FakeGpu(), FakeGpu()
-        cut(parted, ["3g.40gb", "1g.10gb"], int(version[:3]))
-        driver = driver_of(fake(whole, parted, driver=version))
+        cut(parted, ["3g.40gb", "1g.10gb"])
+        driver = driver_of(fake(whole, parted))
 
         there = sorted(parted.instances, key=lambda each: each.id)
         assert driver.partitions(1) == [Partition(gpu=1, profile=each.profile, uuid=each.uuid) for each in there]
@@ -90,13 +87,12 @@ class TestDriver:
         assert driver.instances(0) == driver.partitions(0) == []
 
     @pytest.mark.parametrize("card", [card for card, profiles in PROFILES.items() if profiles])
-    @pytest.mark.parametrize("version", DRIVERS)
-    def test_calls_profiles_as_nvidia_does(self, fake: Fake, card: str, version: str) -> None:
+    def test_calls_profiles_as_nvidia_does(self, fake: Fake, card: str) -> None:
         for profile in PROFILES[card]:
             parted = FakeGpu(card=card)
             cut(parted, [profile.name])
 
-            (found,) = driver_of(fake(parted, driver=version)).instances(0)
+            (found,) = driver_of(fake(parted)).instances(0)
 
             assert found.profile == profile.name
 
@@ -163,7 +159,7 @@ class TestFake:
     def test_answers_as_nvml_does(self, fake: Fake) -> None:
         parted, whole = FakeGpu(card="A100-40"), FakeGpu(card="A100-40")
         cut(parted, ["3g.20gb", "1g.5gb"])
-        gpus = fake(parted, whole, FakeGpu(card="T4"), driver="550.127.05")
+        gpus = fake(parted, whole, FakeGpu(card="T4"))
         nvml = gpus.nvml()
         device, other, t4 = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(3))
         part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)

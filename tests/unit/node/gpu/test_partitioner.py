@@ -25,7 +25,7 @@ from skyward.request.accelerators import Accelerator
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig
 from support.gpu_parts._gpu_cards import PROFILES
-from support.gpus import DRIVERS, FakeGpu, FakeGpus, Machine, cut, make_instance
+from support.gpus import FakeGpu, FakeGpus, Machine, cut, make_instance
 from support.nodes import node_ready
 
 Fake = Callable[..., FakeGpus]
@@ -130,13 +130,10 @@ WHOLE: tuple[bool, list[str]] = (False, [])
 
 
 class TestEachRow:
-    @pytest.mark.parametrize(
-        "version", [DRIVERS[-1], *(pytest.param(each, marks=pytest.mark.full) for each in DRIVERS[:-1])]
-    )
-    def test_is_made_seen_by_its_workers_and_undone(self, subtests: pytest.Subtests, fake: Fake, version: str) -> None:
+    def test_is_made_seen_by_its_workers_and_undone(self, subtests: pytest.Subtests, fake: Fake) -> None:
         for card, profile, workers in ROWS:
             with subtests.test(card=card, profile=profile, workers=workers):
-                gpus = fake(FakeGpu(card=card), driver=version)
+                gpus = fake(FakeGpu(card=card))
                 name, memory = ASKED[card]
                 config = config_for(Accelerator(name=name, memory=memory, mig=profile))
                 devices = node(gpus, config)

@@ -14,7 +14,8 @@ import pytest
 
 from skyward.events import GpuMetrics, Metrics
 from skyward.node.cgroups import find_memory_cgroup
-from skyward.node.supervisor.sampling import MetricsSampler, open_gpu_probe, open_sampler
+from skyward.node.gpu.nvml import open_nvml
+from skyward.node.supervisor.sampling import MetricsSampler, open_sampler, read_gpus
 from skyward.wire.control import NodeMetrics
 from support import gpus
 
@@ -109,9 +110,7 @@ class FakeNvml:
 
 
 def read(nvml: FakeNvml) -> tuple[GpuMetrics, ...]:
-    probe = open_gpu_probe(lambda: nvml)
-    assert probe is not None
-    return probe.read()
+    return read_gpus(nvml)
 
 
 def reading(**changes: Any) -> GpuMetrics:
@@ -154,10 +153,8 @@ class TestGpus:
         parted = gpus.FakeGpu()
         gpus.cut(parted, ["3g.40gb", "3g.40gb"])
         there = gpus.FakeGpus(tmp_path / "gpus", gpus.Machine(gpus=[gpus.FakeGpu(), parted], root=root))
-        probe = open_gpu_probe(there.nvml)
-        assert probe is not None
 
-        whole, in_parts = probe.read()
+        whole, in_parts = read_gpus(open_nvml(there.nvml))
 
         assert (whole.index, whole.utilization) == (0, 40.0)
         assert (in_parts.index, in_parts.utilization) == (1, None)
@@ -165,18 +162,18 @@ class TestGpus:
 
     def test_are_none_without_a_driver_and_without_noise(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
-            assert open_gpu_probe(lambda: FakeNvml([], refuses=("nvmlInit",))) is None
+            assert open_nvml(lambda: FakeNvml([], refuses=("nvmlInit",))) is None
         assert caplog.records == []
 
     def test_are_none_without_pynvml(self) -> None:
         def fails() -> Any:
             raise ImportError("pynvml")
 
-        assert open_gpu_probe(fails) is None
+        assert open_nvml(fails) is None
 
     def test_the_driver_is_let_go_once(self) -> None:
         nvml = FakeNvml([FakeGpu()])
-        sampler = MetricsSampler(host=FakeHost(), gpus=open_gpu_probe(lambda: nvml))
+        sampler = MetricsSampler(host=FakeHost(), nvml=nvml)
 
         sampler.close()
         sampler.close()

@@ -8,7 +8,7 @@ import os
 import msgpack
 import pytest
 
-from skyward.node.worker.call_records import TakenLevels, install, record_values
+from skyward.node.worker.output import TakenLevels, record_values, take_log_records
 
 
 def record(message: str, *args: object, error: BaseException | None = None, **extra: object) -> logging.LogRecord:
@@ -74,7 +74,7 @@ def test_records_go_to_the_client_unless_they_are_skywards_own_are_refused_or_ar
         return record.getMessage() != "refused"
 
     try:
-        install(take)
+        take_log_records(take)
         app = logging.getLogger("taken.app")
         app.warning("sent")
         app.warning("refused")

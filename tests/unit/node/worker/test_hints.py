@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.node.worker.hints import add_hints
+from skyward.node.worker.call_runner import add_hints
 
 
 def notes_of(act: Callable[[], object]) -> list[str]:
