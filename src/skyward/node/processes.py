@@ -24,11 +24,12 @@ from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
 
 SUPERVISOR_LOG = "supervisor.log"
-"""File in a node's folder, from the start of its supervisor."""
+"""File in a node's folder, from the start of its supervisor: messages of all its processes."""
 
 log = logging.getLogger("skyward.node.processes")
 
 _END_S = 15.0
+_LOG_CHARS = 2000
 # Seconds that a supervisor may take to end once its connection has closed: it closes its connections a moment before it
 # ends, and a zygote that lives ends the node's processes itself (docs/decisions/003).
 _DEATH_S = 1.0
@@ -72,6 +73,14 @@ def exit_reason(exit_code: int | None) -> str:
     except ValueError:
         name = ""
     return f"killed by signal {-exit_code}{name}"
+
+
+def end_of_log(workdir: str) -> str:
+    """Return the last lines of the supervisor's log, with messages of all processes of the node."""
+    try:
+        return Path(workdir, SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-_LOG_CHARS:].strip()
+    except OSError as error:
+        return str(error)
 
 
 def is_stopped(pid: int) -> bool:

@@ -19,7 +19,7 @@ from typing import BinaryIO, NoReturn, TextIO
 from skyward.base.descriptors import raise_descriptor_limit
 from skyward.base.platform import process_limits
 from skyward.errors import SkywardError
-from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, name_process
+from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, end_of_log, name_process
 from skyward.node.supervisor.fork_server import fork_zygote, show_arguments, show_variable
 from skyward.node.supervisor.known_environment import VISIBLE, known_environment, visible_environment
 from skyward.node.supervisor.start_order import (
@@ -58,7 +58,7 @@ def run_program() -> None:
         ready = answer.read()
     if not ready:
         log_file = Path(config.workdir, SUPERVISOR_LOG)
-        raise SystemExit(f"the node did not come up:\n{log_file.read_text()[-2000:]}\nwhole log: {log_file}")
+        raise SystemExit(f"the node did not come up:\n{end_of_log(config.workdir)}\nwhole log: {log_file}")
     sys.stdout.write(ready)
 
 

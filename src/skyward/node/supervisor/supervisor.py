@@ -19,8 +19,8 @@ from skyward.machine.access import TAGS_FILE
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device
 from skyward.node.processes import (
-    SUPERVISOR_LOG,
     end_all,
+    end_of_log,
     kill_all,
     reap_orphans,
 )
@@ -63,7 +63,6 @@ log = logging.getLogger("skyward.node.supervisor")
 _TICK_S = 0.25
 _LOOK_S = 0.1
 _FAILED_STARTS = 3
-_LOG_CHARS = 2000
 _POWER_OFF_S = 30.0
 
 
@@ -296,7 +295,7 @@ class Supervisor:
 
     def _on_service_exit(self, name: str, reason: str) -> None:
         if self._service_running is None:  # nobody has seen it: the log says why it does not come up
-            reason = f"{reason}; the end of its log:\n{_end_of_log()}"
+            reason = f"{reason}; the end of its log:\n{end_of_log(self._config.workdir)}"
         self._service_running = None
         self._server.broadcast(ServiceExit(name=name, reason=reason))
 
@@ -310,17 +309,11 @@ class Supervisor:
         log.error("%s: they end with it", what)
         self._failed_starts += not self._came_up
         if self._failed_starts >= _FAILED_STARTS:
-            self._hopeless = f"{what}, {self._failed_starts} times; the end of its log:\n{_end_of_log()}"
+            self._hopeless = (
+                f"{what}, {self._failed_starts} times; the end of its log:\n{end_of_log(self._config.workdir)}"
+            )
             self._end_if_hopeless()
         kill_all(self._config.instance_id)
-
-
-def _end_of_log() -> str:
-    """Return the last lines of this program's own log, which is in its working folder."""
-    try:
-        return Path(SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[-_LOG_CHARS:].strip()
-    except OSError as error:
-        return str(error)
 
 
 def _remove_folders(plan: NodePlan) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wait_exponential, wait_random
 
-from skyward.node.processes import exit_reason, is_stopped, kill_session, rss_bytes
+from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
 from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.zygote import Fork, Zygote
 from skyward.node.worker.begun import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
@@ -28,7 +28,6 @@ _PROGRAM = "skyward.node.worker.worker"
 _GIB = 1 << 30
 _MEMORY_SHARE = 0.95
 """Part of its memory limit at which a worker is killed, before the kernel would kill any process of the machine."""
-_LOG_BYTES = 2000
 _LOOKS_PER_STATUS = 10
 _STOPPED_LOOKS = 10
 _STOPPED_REASON = f"it was stopped, as by SIGSTOP, for {_STOPPED_LOOKS} s, and was killed"
@@ -200,8 +199,8 @@ class WorkerSlot:
             # A forked child would hold the port that the next incarnation needs: ports are fixed for the node's life.
             kill_session(pid)
         last = take_last_words(Path(self._plan.worker_log(self._worker)), Path(self._plan.worker_mark(self._worker)))
-        # One that never accepted calls has printed nothing of theirs: its own messages say why it did not come up.
-        last_words = last.data if pid is not None else _end_of(self._plan.worker_log(self._worker))
+        # One that never accepted calls has printed nothing of theirs: messages of the node say why it did not come up.
+        last_words = last.data if pid is not None else end_of_log(self._plan.config.workdir).encode()
         over = process.overrun
         return WorkerExit(
             worker=self._worker,
@@ -229,10 +228,3 @@ class WorkerSlot:
         if process.over_memory:
             return f"exceeded its memory limit of {self._plan.memory_limit_bytes / _GIB:.1f} GiB"
         return exit_reason(exit_code)
-
-
-def _end_of(log_file: str) -> bytes:
-    try:
-        return Path(log_file).read_bytes()[-_LOG_BYTES:]
-    except OSError:
-        return b""

@@ -13,15 +13,11 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import TextIO, cast
 
 LAST_WORDS_BYTES = 8 << 10
 """Longest report of last words, in bytes."""
@@ -47,16 +43,15 @@ class LastWords:
 
 
 class WorkerLog:
-    """Log file of a worker, in which the worker's own part is distinguished from captured output.
+    """Log file of a worker: what arrives through descriptors 1 and 2 of it or of the processes that it starts.
 
-    The own part, such as Skyward's messages, is written through :attr:`own`. Everything else in the log is captured: it
-    came through descriptors 1 and 2 of the worker or of the processes that it started.
+    The worker's own messages go to the supervisor's log, like those of the node's other processes.
 
     Attributes:
         lock: held while captured output is handed over. No holder waits for another thread.
         position: offset up to which captured output was handed over.
         whole: the same, up to the last whole line.
-        own: text stream for the worker's own messages, unbuffered.
+        own: text stream for the worker's own messages, unbuffered: where descriptor 2 leads before :meth:`redirect`.
 
     Args:
         path: the log; created if missing, appended to otherwise.
@@ -65,20 +60,20 @@ class WorkerLog:
 
     def __init__(self, path: Path, mark: Path) -> None:
         self.lock = threading.RLock()  # a finalizer that prints may run while its thread holds it
-        self._appending = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="utf-8") as file:
+            # An empty log could be any empty file: is_quiet would not know, and each call would check its descriptors.
+            file.write(f"the worker runs as process {os.getpid()}\n")
         self._reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._marking = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._path = path
-        self._pid = os.getpid()
         self._feeding = False
         self._standard: int | None = None
-        self._own_parts: list[tuple[int, int]] = []
         self.position = self.whole = self.size
         self._marked = -1
         self.mark(self.whole)
-        self.own: TextIO = io.TextIOWrapper(
-            cast("io.BufferedWriter", _OwnPart(self)), encoding="utf-8", errors="backslashreplace", write_through=True
-        )
+        # Without a buffer, which would have a lock that a forked child might find held.
+        raw = cast("io.BufferedWriter", io.FileIO(os.dup(2), "w"))
+        self.own: TextIO = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
     @property
     def size(self) -> int:
@@ -112,7 +107,7 @@ class WorkerLog:
             os.dup2(self._standard, descriptor)
 
     def redirect(self) -> None:
-        """Redirect descriptors 1 and 2 to the log, and this process's log messages to its own part."""
+        """Redirect descriptors 1 and 2 to the log, but not this process's messages."""
         self._standard = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         os.dup2(self._standard, 1)
         os.dup2(self._standard, 2)
@@ -125,20 +120,6 @@ class WorkerLog:
         if sys.platform == "linux":  # the buffer of C's stdout would keep lines back until it is full
             libc = ctypes.CDLL(None)
             libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
-
-    def append(self, data: ReadableBuffer) -> int:
-        """Write to the own part; return the number of bytes."""
-        if os.getpid() != self._pid:  # a forked child, where the lock may be held for ever
-            return os.write(self._appending, data)
-        with self.lock:
-            count = os.write(self._appending, data)
-            # O_APPEND moves the offset to the end of this write, wherever other processes have written meanwhile.
-            end = os.lseek(self._appending, 0, os.SEEK_CUR)
-            self._own_parts.append((end - count, end))
-            if self._marked == end - count:  # all before it has arrived: own messages are no last words
-                self.whole = end
-                self.mark(end)
-        return count
 
     def hand_on(self, feed: Callable[[bytes, int], None]) -> bool:
         """Hand over the next piece of captured output; return whether there is more.
@@ -174,33 +155,20 @@ class WorkerLog:
 
     def close(self) -> None:
         """Close the files, except for descriptors 1 and 2."""
-        for descriptor in (self._appending, self._reading, self._marking, self._standard):
+        self.own.close()
+        for descriptor in (self._reading, self._marking, self._standard):
             if descriptor is not None:
                 os.close(descriptor)
 
     def _hand_on(self, feed: Callable[[bytes, int], None]) -> None:
-        start = self.position
-        data = os.pread(self._reading, _PIECE_BYTES, start)
-        end = start + len(data) if data else self.size  # no data, another size: the file was truncated
-        own = [part for part in self._own_parts if part[0] < end]
-        pieces = list(_between(own, start, data))
-        whole = _whole_until(pieces, own, self.whole)
-        if captured := b"".join(piece for _, piece in pieces):
-            feed(captured, whole)
+        data = os.pread(self._reading, _PIECE_BYTES, self.position)
+        end = self.position + len(data) if data else self.size  # no data, another size: the file was truncated
+        line_end = 1 + max(data.rfind(b"\n"), data.rfind(b"\r"))
+        whole = self.position + line_end if line_end else self.whole
+        if data:
+            feed(data, whole)
         self.whole = whole  # only after feed(): another thread may mark it as arrived meanwhile
-        self._own_parts = [part for part in self._own_parts if part[1] > end]
         self.position = end
-
-
-class _OwnPart(io.RawIOBase):
-    def __init__(self, log: WorkerLog) -> None:
-        self._log = log
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        return self._log.append(data)
-
-    def writable(self) -> bool:
-        return True
 
 
 def take_last_words(log: Path, mark: Path) -> LastWords:
@@ -214,24 +182,6 @@ def take_last_words(log: Path, mark: Path) -> LastWords:
         marking.write(end.to_bytes(8, "little"))
         return LastWords(data=reading.read(max(0, end - start)), at=start, omitted=start - begin)
     return LastWords(data=b"", at=0)
-
-
-def _between(own: Iterable[tuple[int, int]], start: int, data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the parts of ``data`` that are not the worker's own, each with its offset in the log."""
-    at = start
-    for begin, end in chain(own, [(start + len(data), start + len(data))]):
-        if begin > at:
-            yield at, data[at - start : begin - start]
-        at = max(at, end)
-
-
-def _whole_until(pieces: Iterable[tuple[int, bytes]], own: Iterable[tuple[int, int]], whole: int) -> int:
-    for at, piece in pieces:
-        if line_end := 1 + max(piece.rfind(b"\n"), piece.rfind(b"\r")):
-            whole = at + line_end
-    for begin, end in own:
-        whole = end if begin == whole else whole
-    return whole
 
 
 def _have_handlers_write_to(stream: TextIO) -> None:

@@ -82,8 +82,6 @@ class Worker:
         self._reports = reports
         worker_log = WorkerLog(Path(os.environ["SKYWARD_WORKER_LOG"]), Path(os.environ["SKYWARD_WORKER_MARK"]))
         worker_log.redirect()
-        # An empty log could be any empty file: is_quiet would not know, and each call would check its descriptors.
-        worker_log.own.write(f"worker {number} runs as process {os.getpid()}\n")
         self._lane_loop = LoopThread()
         self._lane = self._lane_loop.call(self._open_lane(worker_log))
         self._lane.output.install()
