@@ -6,22 +6,27 @@ user sees its keys, and prints one :class:`VolumeAnswer`. A failure: exit status
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import SkywardError
 from skyward.node.storage.mirror import Mirror
 from skyward.node.storage.mount_registry import MountPath, claimed, held
 from skyward.providers.storage import MountWay, store_kind
 from skyward.request.volume import GrantedVolume
+from skyward.wire.limits import RELEASE_S
+from skyward.wire.node_config import NodeConfig
 
 log = logging.getLogger("skyward.node.storage.volume_program")
 
@@ -33,6 +38,10 @@ _MOUNT_S = 60.0
 _INSTALL_S = 240.0
 _LOOK_S = 30.0
 _UNMOUNT_S = 300.0
+WRITE_BACK_S = 60.0
+"""Seconds between two times that changes are written back while the node lives."""
+_PAUSE_S = 1.0
+"""Seconds between two times once the machine is about to be lost."""
 _INSTANCE_VARIABLE = "SKYWARD_INSTANCE"
 _PRIVATE = 0o600
 
@@ -259,6 +268,87 @@ def _write_private(path: Path, text: str) -> None:
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "w", encoding="utf-8") as file:
         file.write(text)
+
+
+class VolumeKeeper:
+    """Keeper of the volumes of one node.
+
+    Args:
+        config: the node's configuration.
+        on_trouble: called with the reason when changes cannot be written back.
+
+    Attributes:
+        writable: True if there may be anything to write back.
+    """
+
+    def __init__(self, config: NodeConfig, on_trouble: Callable[[str], None]) -> None:
+        self._config = config
+        self._on_trouble = on_trouble
+        self.writable = any(not granted.volume.read_only for granted in config.volumes)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reported = ""
+        self._hurry = asyncio.Event()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the programs that run at the moment."""
+        return () if self._process is None else (self._process.pid,)
+
+    async def keep(self) -> None:
+        """Write changes back every minute; without a pause after :meth:`hurry`."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_BACK_S):
+                    await self._hurry.wait()
+            await SYSTEM_CLOCK.sleep(_PAUSE_S)
+            self._report(await self._run("push"))
+
+    def hurry(self) -> None:
+        """Write back without a pause from now on: the machine will be gone soon. Idempotent."""
+        self._hurry.set()
+
+    async def release(self) -> None:
+        """Write back everything, and remove the volumes from the machine. Call once no user code runs."""
+        if not self._config.volumes:
+            return
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                self._report(await self._run("release"))
+        except TimeoutError:
+            self._report(f"it took longer than {RELEASE_S:g} s")
+
+    def _report(self, trouble: str) -> None:
+        if trouble and trouble != self._reported:  # every minute the same: once is enough
+            log.error("%s", trouble)
+            self._on_trouble(trouble)
+        self._reported = trouble
+
+    async def _run(self, verb: Literal["push", "release"]) -> str:
+        """Run the program for all volumes; return the reason of a failure, if any. Cancelled, kill the program."""
+        # The order goes to standard input: it holds keys, and other users can read a command line.
+        config = self._config
+        order = VolumeOrder(verb=verb, instance_id=config.instance_id, workdir=config.workdir, volumes=config.volumes)
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "skyward.node.storage.volume_program"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            return str(error)
+        try:
+            _, said = await process.communicate(order.to_json().encode())
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                # Shielded: a second cancellation must not leave a zombie.
+                await asyncio.shield(process.wait())
+            self._process = None
+        lines = said.decode(errors="replace").strip().splitlines()
+        return (lines[-1] if lines else f"exit status {process.returncode}") if process.returncode else ""
 
 
 def main() -> None:

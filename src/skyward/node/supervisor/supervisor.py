@@ -25,7 +25,7 @@ from skyward.node.processes import (
     reap_orphans,
 )
 from skyward.node.storage.blob_port import BlobPort
-from skyward.node.storage.write_back import VolumeKeeper
+from skyward.node.storage.volume_program import VolumeKeeper
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.node.supervisor.lease import Lease
 from skyward.node.supervisor.plan import NodePlan, claim_ports, make_plan, port_count

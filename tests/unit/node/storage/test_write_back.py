@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from skyward.node.storage.write_back import VolumeKeeper
+from skyward.node.storage.volume_program import VolumeKeeper
 from skyward.request.volume import GrantedVolume, S3Volume, VolumeAccess
 from skyward.wire.limits import RELEASE_S
 from support.nodes import node_config
