@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import mmap
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.environment.bootstrap import Environment, masked, persist
 from skyward.errors import BootstrapError, ConfigurationError
 from skyward.machine.access import Access, Completed, Transport
-from skyward.node.storage.volume_program import LOG_FILE, VolumeAnswer, VolumeOrder
+from skyward.node.storage.volume_program import LOG_FILE, VolumeOrder
 from skyward.providers.base import Provider
 from skyward.providers.storage import grant_volumes
 from skyward.request.image import ImageSettings
@@ -174,7 +175,7 @@ async def deliver_volumes(
             log_tail=tail,
             log_path=log_path,
         )
-    return VolumeAnswer.from_json(done.stdout).notes
+    return json.loads(done.stdout)
 
 
 def _secrets(volumes: Sequence[GrantedVolume]) -> Sequence[str]:

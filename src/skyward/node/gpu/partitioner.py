@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from skyward.base.linux_parts import boot_id
+from skyward.base.platform import boot_id
 from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.node.gpu.driver import Gpu, GpuInstance, NvidiaDriver, Partition

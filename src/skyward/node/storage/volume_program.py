@@ -1,7 +1,7 @@
 """Program that makes volumes available on a node, by a mount or a copy, and writes changes back.
 
 ``python -m skyward.node.storage.volume_program`` reads one :class:`VolumeOrder` from standard input, where no other
-user sees its keys, and prints one :class:`VolumeAnswer`. A failure: exit status 1, and the reason on standard error.
+user sees its keys, and prints a list of notes for the user. A failure: exit status 1, and the reason on standard error.
 """
 
 from __future__ import annotations
@@ -81,28 +81,10 @@ class VolumeOrder:
         return cls(**values | {"volumes": tuple(map(GrantedVolume.from_dict, values["volumes"]))})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeAnswer:
-    """Outcome of an order.
+def perform(order: VolumeOrder) -> list[str]:
+    """Carry out an order, for every volume even if one fails; return notes for the user.
 
-    Attributes:
-        notes: notes for the user.
-    """
-
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """Return the text for standard output."""
-        return json.dumps({"notes": self.notes})
-
-    @classmethod
-    def from_json(cls, text: str) -> VolumeAnswer:
-        """Return the answer in the text of standard output."""
-        return cls(notes=tuple(json.loads(text)["notes"]))
-
-
-def perform(order: VolumeOrder) -> VolumeAnswer:
-    """Carry out an order, for every volume even if one fails; a fetch that fails leaves nothing behind.
+    A fetch that fails leaves nothing behind.
 
     Raises the first of Skyward's errors, or OSError.
     """
@@ -129,7 +111,7 @@ def perform(order: VolumeOrder) -> VolumeAnswer:
         if order.verb == "fetch":
             perform(replace(order, verb="release"))
         raise errors[0]
-    return VolumeAnswer(notes=tuple(notes))
+    return notes
 
 
 def _fetch(granted: GrantedVolume, order: VolumeOrder, key_file: Path) -> Sequence[str]:
@@ -363,11 +345,11 @@ def main() -> None:
     )
     logging.getLogger("skyward").setLevel(logging.INFO)
     try:
-        answer = perform(order)
+        notes = perform(order)
     except (SkywardError, OSError) as error:
         where = "".join(f"{note}: " for note in error.__notes__[:1])
         raise SystemExit(f"{where}{error}") from None
-    sys.stdout.write(answer.to_json() + "\n")
+    sys.stdout.write(json.dumps(notes) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from skyward.errors import ConfigurationError, SkywardError
 from skyward.node.storage import mount_registry as places
 from skyward.node.storage import volume_program as volumes
 from skyward.node.storage.mirror import path_of
-from skyward.node.storage.volume_program import VolumeAnswer, VolumeOrder, perform
+from skyward.node.storage.volume_program import VolumeOrder, perform
 from skyward.providers.storage import StoredObject
 from skyward.request.volume import GrantedVolume, S3Volume, StorageKey, VolumeAccess
 
@@ -74,8 +74,8 @@ class Node:
     def __init__(self, workdir: Path, granted: GrantedVolume) -> None:
         self.order = VolumeOrder(verb="fetch", instance_id=workdir.name, workdir=str(workdir), volumes=(granted,))
 
-    def fetch(self) -> tuple[str, ...]:
-        return perform(self.order).notes
+    def fetch(self) -> list[str]:
+        return perform(self.order)
 
     def push(self) -> None:
         perform(replace(self.order, verb="push"))
@@ -399,7 +399,6 @@ def test_an_order_travels_as_json_and_shows_no_key(tmp_path: Path) -> None:
 
     assert VolumeOrder.from_json(order.to_json()) == order
     assert SECRET not in repr(order)
-    assert VolumeAnswer.from_json(VolumeAnswer(notes=("a",)).to_json()).notes == ("a",)
     assert json.loads(order.to_json())["verb"] == "push"
 
 
