@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import signal
 from collections.abc import Collection, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -60,6 +62,12 @@ def close_on_exec() -> None:
     for descriptor in set(open_descriptors()) - {0, 1, 2}:
         with contextlib.suppress(OSError):  # the one that the listing itself had open
             os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
+
+
+def read_commands(received: BufferedReader) -> Iterator[Any]:
+    """Yield a fork's commands until their sender closes the connection."""
+    while received.peek():
+        yield pickle.load(received)
 
 
 def exit_reason(exit_code: int | None) -> str:

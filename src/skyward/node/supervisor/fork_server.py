@@ -20,11 +20,10 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from io import BufferedReader
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from skyward.base.platform import wait_for_end
 from skyward.node.processes import close_all_but, end_all, name_process
@@ -217,12 +216,6 @@ class _ForkServer:
             log.exception("a process of the node failed")
         finally:
             os._exit(status)
-
-
-def read_commands(received: BufferedReader) -> Iterator[Any]:
-    """Yield a fork's commands until their sender closes the connection."""
-    while received.peek():
-        yield pickle.load(received)
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

@@ -46,7 +46,7 @@ except BlockingIOError:
 SHARED = """
 import json, os
 
-from skyward.node.supervisor.fork_server import read_commands
+from skyward.node.processes import read_commands
 
 IMPORTED_BY = os.getpid()
 
