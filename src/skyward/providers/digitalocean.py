@@ -15,7 +15,7 @@ import platformdirs
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
 from skyward.providers._common.logins import ADDRESS_URL, client_cidr, host_key, user_key
-from skyward.providers._common.machine_boot import POWER_OFF, DeleteScript, cloud_config
+from skyward.providers._common.machine_boot import POWER_OFF, SelfDestruct, cloud_config, delete_script
 from skyward.providers._common.machine_catalogue import (
     Catalogue,
     MachineType,
@@ -568,7 +568,7 @@ class DigitalOcean(RentedMachines):
         if self.reaper_token is None:
             return None
         url = f"{self.endpoint_url or API_URL}/v2/droplets/{instance.id}"
-        return self._script(instance.key).secret(url, self.reaper_token)
+        return self._destruct(instance.key).delivery(delete_script(url, self.reaper_token))
 
     async def check(self) -> Sequence[Finding]:
         """Check the token and its scopes, the account's state and limit, and the region; creates nothing."""
@@ -598,14 +598,14 @@ class DigitalOcean(RentedMachines):
             user_key=user.public,
             time_to_live_s=order.lasts_s(offer),
             root=True,
-            end=self._script(key).end if self.ends_itself else POWER_OFF,
+            end=self._destruct(key).end if self.ends_itself else POWER_OFF,
         )
         ssh_key = fingerprint_of(user.public)
         return await self._droplets.create(droplet_order(offer, key, order.pool_id, ssh_key=ssh_key, user_data=boot))
 
     def end_command(self, key: str) -> tuple[str, ...]:
         """Return the command by which a droplet deletes itself."""
-        return self._script(key).command if self.ends_itself else ()
+        return self._destruct(key).command if self.ends_itself else ()
 
-    def _script(self, key: str) -> DeleteScript:
-        return DeleteScript(path=f"{self.home}/.skyward/end-{key}")
+    def _destruct(self, key: str) -> SelfDestruct:
+        return SelfDestruct(path=f"{self.home}/.skyward/end-{key}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +15,7 @@ from typing import Any, ClassVar, Final, cast
 
 from skyward.errors import CapacityError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
 from skyward.providers._common.logins import host_key, user_key
-from skyward.providers._common.machine_boot import POWER_OFF, DeadMan, boot_script, first_delivery
+from skyward.providers._common.machine_boot import POWER_OFF, SelfDestruct, boot_script, first_delivery
 from skyward.providers._common.machine_catalogue import (
     Catalogue,
     MachineType,
@@ -25,13 +27,7 @@ from skyward.providers._common.machine_catalogue import (
 from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines, label, labels_of
-from skyward.providers._common.rest_client import (
-    ApiAnswer,
-    BearerTokens,
-    ClientCredentials,
-    RestClient,
-    read_credentials,
-)
+from skyward.providers._common.rest_client import ApiAnswer, ClientCredentials, SignedInClient, read_credentials
 from skyward.providers.base import (
     REFUSALS,
     Finding,
@@ -306,10 +302,6 @@ def _judge(answer: ApiAnswer) -> Refusal:
     return TABLE.judge(str(row.get("code") or f"HTTP {answer.status}"), text, status=answer.status)
 
 
-def _explain(refused: Refusal, call: str) -> SkywardError:
-    return TABLE.explain(refused, f"Verda: {call}")
-
-
 class VerdaAccount(MachineApi):
     """Machines of one account. Everything that is made for one bears its label, and is removed by it.
 
@@ -319,13 +311,18 @@ class VerdaAccount(MachineApi):
 
     Attributes:
         rest: the API.
-        tokens: its bearers.
     """
 
     def __init__(self, url: str, *, patience_s: float) -> None:
-        api: Mapping[str, Any] = {"vendor": "Verda", "base_url": url, "judge": _judge, "patience_s": patience_s}
-        self.tokens = BearerTokens(path="/oauth2/token", credentials=find_credentials, explain=_explain, **api)
-        self.rest = RestClient(authorize=self.tokens, explain=_explain, **api)
+        self.rest: SignedInClient = SignedInClient(
+            vendor="Verda",
+            base_url=url,
+            bearer_path="/oauth2/token",
+            credentials=find_credentials,
+            judge=_judge,
+            explain=lambda refused, call: TABLE.explain(refused, f"Verda: {call}"),
+            patience_s=patience_s,
+        )
         self._images: Mapping[str, str] = {}
         self._key_id = ""
         self._seen: dict[str, Mapping[str, Any]] = {}
@@ -388,11 +385,6 @@ class VerdaAccount(MachineApi):
                 if labels_of(row.get("name"))[:1] == (pool_id,):
                     await self._delete(path, str(row["id"]))
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.rest.close()
-        await self.tokens.close()
-
     async def _make(self, path: str, body: Mapping[str, Any]) -> str:
         """Make a script or key, and return its id; where the answer is lost, look for its name, and make it again."""
         try:
@@ -418,6 +410,8 @@ def _id_in(answer: object) -> str:
 
 
 _PROGRAM: Final = Path(__file__).with_name("_verda_self_destruct.py")
+_FACTS: Final = "FACTS: dict[str, str] = {}"
+"""Line of the program that its facts replace."""
 _STALE_S: Final = 3000
 """Age of a bearer at which the client counts as dead, ten minutes before the bearer expires."""
 
@@ -515,7 +509,7 @@ class Verda(RentedMachines):
 
     def end_command(self, key: str) -> tuple[str, ...]:
         """Return the command by which a machine deletes itself; empty where it does not."""
-        return self._dead_man(key).command if self.self_destruct else ()
+        return self._destruct(key).command if self.self_destruct else ()
 
     async def check(self) -> Sequence[Finding]:
         """Check credentials, balance, region and availability; creates nothing."""
@@ -534,10 +528,6 @@ class Verda(RentedMachines):
         held = {code for codes in stock.values() for code, names in codes.items() if names}
         where, here = f"machines in {', '.join(sorted(held)) or 'no location'}", self.region in {None, *held}
         return [*found, Finding(what="availability", state="ok" if held and here else "warn", found=where)]
-
-    async def close(self) -> None:
-        """Close the connections to Verda."""
-        await self.api.close()
 
     @property
     def api(self) -> VerdaAccount:
@@ -568,11 +558,15 @@ class Verda(RentedMachines):
         if not self.self_destruct:
             return boot_script(host_key=own, time_to_live_s=time_to_live_s, end=POWER_OFF)
         first = first_delivery(await self._secret(key))
-        return boot_script(host_key=own, time_to_live_s=time_to_live_s, end=self._dead_man(key).end, first=first)
+        return boot_script(host_key=own, time_to_live_s=time_to_live_s, end=self._destruct(key).end, first=first)
 
     async def _secret(self, key: str) -> MachineSecret:
-        facts, bearer = {"url": self._url, "hostname": key}, await self.api.tokens.new()
-        return self._dead_man(key).delivery(facts, bearer, renewed_s=self.renewed_s)
+        bearer = await self.api.rest.new_bearer()
+        renewal = hashlib.sha256(bearer.encode()).hexdigest()[:16]
+        facts = json.dumps({"url": self._url, "hostname": key, "secret": bearer, "renewal": renewal})
+        program = _PROGRAM.read_text(encoding="utf-8").replace(_FACTS, f"FACTS = {facts}", 1)
+        destruct = self._destruct(key)
+        return destruct.delivery(program, renewal=renewal, stale_s=_STALE_S, renewed_s=self.renewed_s)
 
-    def _dead_man(self, key: str) -> DeadMan:
-        return DeadMan(program=_PROGRAM, path=f"{self.home}/.skyward/end-{key}.py", stale_s=_STALE_S)
+    def _destruct(self, key: str) -> SelfDestruct:
+        return SelfDestruct(path=f"{self.home}/.skyward/end-{key}.py", interpreter="python3")

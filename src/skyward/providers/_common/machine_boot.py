@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import json
 import math
 import re
@@ -168,78 +167,49 @@ def detached(*command: str) -> tuple[str, ...]:
     return ("sh", "-c", f"nohup {shlex.join(command)} >/dev/null 2>&1 </dev/null &")
 
 
+def delete_script(url: str, token: str) -> str:
+    """Return the shell script that sends ``DELETE`` to ``url``, with a bearer token, and powers off without success."""
+    header = json.dumps(f"Authorization: Bearer {token}")
+    return _filled(_DELETE_SCRIPT, header=header, url=json.dumps(url)) + shlex.join(POWER_OFF) + "\n"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteScript:
-    """The script on one machine, in a file with mode 0600.
+class SelfDestruct:
+    """Program on a machine that ends the machine and its bill, in a file with mode 0600.
 
     Attributes:
         path: its path.
+        interpreter: the program that runs it.
     """
 
     path: str
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """Command that deletes the machine. It returns at once."""
-        return detached("sh", self.path)
-
-    @property
-    def end(self) -> tuple[str, ...]:
-        """Command for the timer of a first boot; a machine that never got the script is switched off."""
-        return ("sh", "-c", f"sh {shlex.quote(self.path)} || {shlex.join(POWER_OFF)}")
-
-    def secret(self, url: str, token: str) -> MachineSecret:
-        """Return the script that sends ``DELETE`` to ``url``, with a bearer token, and the command that takes it."""
-        header = json.dumps(f"Authorization: Bearer {token}")
-        script = (
-            _DELETE_SCRIPT.replace("@header", header).replace("@url", json.dumps(url)) + shlex.join(POWER_OFF) + "\n"
-        )
-        return MachineSecret(command=("sh", "-c", store(self.path)), value=script)
-
-
-_PLACE = "FACTS: dict[str, str] = {}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadMan:
-    """Program on a machine that deletes the machine.
-
-    Each delivery schedules its run for the case that no newer one follows. A run gets the name of its delivery as
-    argument, and has to end at once if ``FACTS["renewal"]`` of the present program is another.
-
-    Attributes:
-        program: path of its source here, for ``python3``, with the line ``FACTS: dict[str, str] = {}``.
-        path: its path on the machine.
-        stale_s: time after a delivery at which the client counts as dead.
-    """
-
-    program: Path
-    path: str
-    stale_s: int
+    interpreter: str = "sh"
 
     @property
     def command(self) -> tuple[str, ...]:
         """Command that ends the machine. It returns at once."""
-        return detached("python3", self.path)
+        return detached(self.interpreter, self.path)
 
     @property
     def end(self) -> tuple[str, ...]:
-        """Command that ends the machine, for a timer."""
-        return ("python3", self.path)
+        """Command that ends the machine, for a timer; a machine that never got the program is switched off."""
+        return ("sh", "-c", f"{shlex.join((self.interpreter, self.path))} || {shlex.join(POWER_OFF)}")
 
-    def delivery(self, facts: Mapping[str, str], secret: str, *, renewed_s: float) -> MachineSecret:
-        """Return the program with these facts, and the command that takes it.
+    def delivery(
+        self, program: str, *, renewal: str = "", stale_s: int = 0, renewed_s: float = math.inf
+    ) -> MachineSecret:
+        """Return the command that takes the program, in place of a former one.
 
         Args:
-            facts: values for the program, besides ``secret`` and ``renewal``.
-            secret: the secret.
+            program: its source, with the secret.
+            renewal: name of this delivery. A scheduled run gets it as argument, and has to end at once if the present
+                program is another delivery's.
+            stale_s: time after which the machine ends unless a newer program has come; 0 for never.
             renewed_s: time after which a newer one is delivered.
         """
-        renewal = hashlib.sha256(secret.encode()).hexdigest()[:16]
-        values = json.dumps({**facts, "secret": secret, "renewal": renewal})
-        value = self.program.read_text(encoding="utf-8").replace(_PLACE, f"FACTS = {values}", 1)
-        stale = f"systemd-run --no-block --on-active={self.stale_s} python3 {shlex.quote(self.path)} {renewal}"
-        return MachineSecret(command=("sh", "-c", f"{store(self.path)} && {stale}"), value=value, renewed_s=renewed_s)
+        schedule = ("systemd-run", "--no-block", f"--on-active={stale_s}", self.interpreter, self.path, renewal)
+        command = f"{store(self.path)} && {shlex.join(schedule)}" if stale_s else store(self.path)
+        return MachineSecret(command=("sh", "-c", command), value=program, renewed_s=renewed_s)
 
 
 def first_delivery(secret: MachineSecret) -> str:

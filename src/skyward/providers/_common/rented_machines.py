@@ -60,22 +60,6 @@ class EndingCalls:
     age_s: Callable[[str], float]
 
 
-async def request_ends(request_end: Callable[[str], Awaitable[None]], instance_ids: Sequence[str]) -> Asked:
-    """Request the end of machines one by one, all at once."""
-
-    async def refusal(machine: str) -> SkywardError | None:
-        try:
-            await request_end(machine)
-        except SkywardError as error:
-            return error
-        return None
-
-    answers = await asyncio.gather(*map(refusal, instance_ids))
-    refused = {each: error for each, error in zip(instance_ids, answers, strict=True) if error is not None}
-    unknown = {each for each, error in refused.items() if is_kind(error, RefusalKind.MISSING)}
-    return Asked(refused={each: refused[each] for each in refused.keys() - unknown}, unknown=unknown)
-
-
 async def until_gone(
     where: str,
     calls: EndingCalls,
@@ -269,36 +253,21 @@ def labels_of(name: object) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRecord:
-    """A provider's record of one of Skyward's machines.
+class MachineRecord(Instance):
+    """A provider's record of one of Skyward's machines, before the parts that are the same for all of them.
 
     Attributes:
-        id: the provider's id.
-        key: its ledger key.
-        pool_id: its pool.
-        state: its state; it counts as running once it has an address.
         offer: type, place and present price as the record states them.
+        pool_id: its pool.
         public_address: address to log in at; empty for none yet.
         private_address: address in its network; empty for the public one.
         public_port: port of its sshd at the public address; 0 for the class's ``port``.
-        network: name of its network; empty for an island.
-        host: the physical machine below it; empty if it is not known.
-        reason: reason for its state; empty for none.
-        preempted: True if the provider took it back.
     """
 
-    id: str
-    key: str
     pool_id: str
-    state: InstanceState
-    offer: Offer
     public_address: str = ""
     private_address: str = ""
     public_port: int = 0
-    network: str = ""
-    host: str = ""
-    reason: str = ""
-    preempted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -377,6 +346,10 @@ class MachineApi(ABC):
 
     rest: RestClient
 
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.rest.close()
+
     @abstractmethod
     async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
         """Return at least the machines with these ids that exist; ``pool_id`` is their pool, if they have one pool."""
@@ -384,6 +357,21 @@ class MachineApi(ABC):
     @abstractmethod
     async def request_end(self, machine: str) -> None:
         """Request the end of a machine; refused as missing if there is none."""
+
+    async def request_ends(self, machines: Sequence[str]) -> Asked:
+        """Request the end of machines: one by one, all at once, unless the vendor takes several in one call."""
+
+        async def refusal(machine: str) -> SkywardError | None:
+            try:
+                await self.request_end(machine)
+            except SkywardError as error:
+                return error
+            return None
+
+        answers = await asyncio.gather(*map(refusal, machines))
+        refused = {machine: error for machine, error in zip(machines, answers, strict=True) if error is not None}
+        unknown = {machine for machine, error in refused.items() if is_kind(error, RefusalKind.MISSING)}
+        return Asked(refused={machine: refused[machine] for machine in refused.keys() - unknown}, unknown=unknown)
 
     async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
         """Return every machine of Skyward's, or at least every one of that pool: here, those of :meth:`records`."""
@@ -426,6 +414,8 @@ class RentedMachines(Provider):
     other_key_s: ClassVar[float] = 10.0
     """Time for which it may show another host key: where its first boot puts ours in place before sshd starts, that is
     another machine's that had the address until now."""
+    lists_gone: ClassVar[bool] = False
+    """True if the vendor goes on listing machines that are gone, as gone."""
     create_route: ClassVar[str] = ""
     """Route of the call that creates a machine, if such calls have to keep a pace: ``"POST /v2/things"``."""
     bind: ClassVar[str] = ""
@@ -442,6 +432,16 @@ class RentedMachines(Provider):
         raise NotImplementedError
 
     @property
+    def unseen_s(self) -> float:
+        """Time after its launch for which a machine of this process may be missing from lists."""
+        return self.unlisted_s
+
+    @property
+    def place(self) -> str:
+        """The provider, and the place where its machines are, for messages."""
+        return self.name
+
+    @property
     def trouble(self) -> str:
         """See :attr:`~skyward.providers.base.Provider.trouble`."""
         return self.api.rest.trouble
@@ -455,6 +455,14 @@ class RentedMachines(Provider):
         Where the vendor's offers name hosts, those in ``order.avoid`` are not tried.
         """
         raise NotImplementedError
+
+    def access(self, record: MachineRecord) -> SSHAccess | None:
+        """Return the access to a running machine; None while it has no address."""
+        if not record.public_address:
+            return None
+        address = record.private_address or record.public_address
+        at, port = record.public_address, record.public_port
+        return log_in(self, record.id, record.key, host=at, port=port, address=address, bind=self.bind)
 
     def end_command(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
         """Return the command by which the machine with that ledger key ends its bill; empty for none."""
@@ -499,7 +507,7 @@ class RentedMachines(Provider):
         def seen(machine: str) -> Instance:
             if machine in found:
                 return self._instance(found[machine])
-            return self.book.unlisted(machine, listing_s=self.unlisted_s)
+            return self.book.unlisted(machine, listing_s=self.unseen_s)
 
         return [seen(each) for each in instance_ids]
 
@@ -512,7 +520,7 @@ class RentedMachines(Provider):
 
     async def close(self) -> None:
         """Close the connections to the vendor."""
-        await self.api.rest.close()
+        await self.api.close()
 
     async def tidy(self, pool_id: str) -> None:
         """Remove what belongs to a pool, unless it has machines, listed or not, or launches under way.
@@ -549,13 +557,14 @@ class RentedMachines(Provider):
             found = await self._look(left)
             return {each: found[each].state for each in left if each in found}
 
-        calls = EndingCalls(look=look, ask=partial(request_ends, self.api.request_end), age_s=self.book.age_s)
+        calls = EndingCalls(look=look, ask=self.api.request_ends, age_s=self.book.age_s)
         await until_gone(
-            self.name,
+            self.place,
             calls,
             instance_ids,
             deadline_s=self.termination_s + self.ending_pace_s * len(instance_ids),
-            unlisted_s=self.unlisted_s,
+            unlisted_s=self.unseen_s,
+            lists_gone=self.lists_gone,
             look_s=self.look_s,
         )
         for each in instance_ids:
@@ -567,30 +576,13 @@ class RentedMachines(Provider):
 
     def _instance(self, record: MachineRecord) -> Instance:
         running = record.state is InstanceState.RUNNING
-        reached = running and bool(record.public_address)
-        address = record.private_address or record.public_address
-        listed = Instance(
-            id=record.id,
-            key=record.key,
-            state=record.state if reached or not running else InstanceState.PENDING,
-            offer=record.offer,
-            access=log_in(
-                self,
-                record.id,
-                record.key,
-                host=record.public_address,
-                port=record.public_port,
-                address=address,
-                bind=self.bind,
-            )
-            if reached
-            else None,
-            reason=record.reason,
+        access = self.access(record) if running else None
+        listed = replace(
+            record,
+            state=InstanceState.PENDING if running and access is None else record.state,
+            access=access,
             power_off=self.end_command(record.key),
             end_check=self.end_check(record.key),
-            network=record.network,
-            host=record.host,
-            preempted=record.preempted,
             ends_itself=self.ends_itself,
             price_per_hour=record.offer.price_per_hour,
         )

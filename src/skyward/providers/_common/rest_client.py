@@ -86,11 +86,11 @@ class Authorize(Protocol):
         ...
 
 
-def bearer(find_token: Callable[[], str] | None) -> Authorize:
-    """Return the headers with a token that is looked up at each call, so that a newer one counts; None needs none."""
+def bearer(find_token: Callable[[], str]) -> Authorize:
+    """Return the headers with a token that is looked up at each call, so that a newer one counts."""
 
     async def authorize(*, stale: bool) -> Mapping[str, str]:  # noqa: ARG001 - a stale token is read once more
-        return {} if find_token is None else {"Authorization": f"Bearer {find_token()}"}
+        return {"Authorization": f"Bearer {find_token()}"}
 
     return authorize
 
@@ -101,6 +101,7 @@ class _Request:
     path: str
     query: Mapping[str, str] = field(default_factory=dict[str, str])
     body: Any = None
+    signed: bool = True
 
     @property
     def route(self) -> str:
@@ -263,7 +264,8 @@ class RestClient:
 
     async def _persist(self, request: _Request, passed: Sequence[RefusalKind] = ()) -> Any:
         """Return the answer to a request that may be repeated; None after a refusal that is passed over."""
-        await self._headers()  # with a patience of its own: an error of it is not lost in the wait below
+        if request.signed:
+            await self._headers()  # with a patience of its own: an error of it is not lost in the wait below
         refused: SkywardError | None = None
         pauses = 0
         began = self.clock.monotonic()
@@ -351,9 +353,9 @@ class RestClient:
 
     async def _attempt(self, request: _Request, pauses: int) -> Any:
         """Make one attempt, and one more if the credentials were refused and there are others."""
-        headers = await self._headers()
+        headers = await self._headers() if request.signed else {}
         answer = await asyncio.to_thread(self._send, request, headers)
-        if answer.status == _UNAUTHORIZED:
+        if answer.status == _UNAUTHORIZED and request.signed:
             newer = await self._headers(stale=True)
             if newer != headers:
                 answer = await asyncio.to_thread(self._send, request, newer)
@@ -381,7 +383,7 @@ class RestClient:
             lost = answer.lost
             refusal = Refusal(kind=RefusalKind.TRANSIENT, code="no answer", message=lost, unsent=answer.unsent)
         else:
-            refusal = self.judge(answer)
+            refusal = self.judge(answer) if request.signed else _of_credentials(self.judge(answer))
         if refusal.kind is RefusalKind.RATE:
             asked_s = _asked_pause_s(answer.headers, self.reset_header)
             pause_s = min(_FIRST_PAUSE_S * 2**pauses, _LONGEST_PAUSE_S) if asked_s is None else asked_s
@@ -555,52 +557,27 @@ def read_credentials(vendor: str, names: Sequence[str], path: Path, *, advice: s
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
-class BearerTokens:
-    """Source of bearers of one API, as :class:`~skyward.providers._common.rest_client.Authorize`.
+class SignedInClient(RestClient):
+    """Client of an API that issues bearers for credentials.
 
     Refused credentials are reported without the vendor's text, which may repeat them.
 
     Attributes:
-        vendor: the provider's name, for messages.
-        base_url: the API's URL.
-        path: path of the token endpoint.
+        bearer_path: path of the token endpoint.
         credentials: returns the credentials, or raises :class:`~skyward.errors.AuthenticationError`; runs in a thread.
-        judge: see :class:`~skyward.providers._common.rest_client.RestClient`.
-        explain: see there.
-        patience_s: see there.
-        clock: the time.
     """
 
-    vendor: str
-    base_url: str
-    path: str
+    authorize: Authorize = field(init=False)
+    bearer_path: str
     credentials: Callable[[], ClientCredentials]
-    judge: Callable[[ApiAnswer], Refusal]
-    explain: Callable[[Refusal, str], SkywardError]
-    patience_s: float
-    clock: Clock = SYSTEM_CLOCK
-    _rest: RestClient = field(init=False)
     _token: str = ""
     _expires_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self._rest = RestClient(
-            vendor=self.vendor,
-            base_url=self.base_url,
-            authorize=bearer(None),
-            judge=lambda answer: _of_credentials(self.judge(answer)),
-            explain=self.explain,
-            patience_s=self.patience_s,
-            clock=self.clock,
-        )
+        RestClient.__post_init__(self)
+        self.authorize = self._bear
 
-    async def __call__(self, *, stale: bool) -> Mapping[str, str]:
-        """Return the header with a bearer that is still valid for some minutes; a new one if that was refused."""
-        left_s = self._expires_at - self.clock.elapsed()
-        token = await self.new() if stale or left_s < _MARGIN_S else self._token
-        return {"Authorization": f"Bearer {token}"}
-
-    async def new(self) -> str:
+    async def new_bearer(self) -> str:
         """Return a new bearer, valid for its whole lifetime.
 
         Raises:
@@ -608,22 +585,17 @@ class BearerTokens:
         """
         found = await asyncio.to_thread(self.credentials)
         began = self.clock.elapsed()
-        answer = await self._rest.change(
-            "POST",
-            self.path,
-            {
-                "grant_type": "client_credentials",
-                "client_id": found.client_id,
-                "client_secret": found.client_secret,
-            },
-        )
+        body = {"grant_type": "client_credentials", "client_id": found.client_id, "client_secret": found.client_secret}
+        answer = await self._persist(_Request(method="POST", path=self.bearer_path, body=body, signed=False))
         self._token = str(answer["access_token"])
         self._expires_at = began + float(answer.get("expires_in") or 0.0)
         return self._token
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._rest.close()
+    async def _bear(self, *, stale: bool) -> Mapping[str, str]:
+        """Return the header with a bearer that is still valid for some minutes; a new one if that was refused."""
+        left_s = self._expires_at - self.clock.elapsed()
+        token = await self.new_bearer() if stale or left_s < _MARGIN_S else self._token
+        return {"Authorization": f"Bearer {token}"}
 
 
 def _of_credentials(found: Refusal) -> Refusal:

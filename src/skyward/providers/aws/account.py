@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
-from skyward.machine.ssh import SSHAccess
 from skyward.providers._common.cached_answers import AnswerFile
 from skyward.providers._common.logins import KeyPair, host_key
 from skyward.providers._common.machine_boot import cloud_config
 from skyward.providers._common.machine_catalogue import X86, Catalogue, MachineType, sold_as
 from skyward.providers._common.refusals import RefusalKind
-from skyward.providers._common.rented_machines import MachineBook
+from skyward.providers._common.rented_machines import Asked, MachineApi, MachineRecord
 from skyward.providers.aws.api import Api, Json
-from skyward.providers.base import Instance, InstanceState, Offer
+from skyward.providers.base import InstanceState, Offer
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
@@ -276,83 +276,41 @@ _STATES: Final[Mapping[str, InstanceState]] = {
     "pending": InstanceState.PENDING,
     "running": InstanceState.RUNNING,
     "shutting-down": InstanceState.STOPPING,
-    "stopping": InstanceState.STOPPING,
+    "stopping": InstanceState.FAILED,  # it stays, stopped, until it is terminated
     "stopped": InstanceState.FAILED,
     "terminated": InstanceState.GONE,
 }
 """State of a machine, by EC2's name of it; any other one is a machine that is not ready."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """EC2's record of a machine.
-
-    Attributes:
-        id: ``"i-…"``.
-        key: its ledger key; empty if it is not tagged.
-        pool_id: its pool; empty if it is not tagged.
-        state: EC2's name of its state.
-        reason: EC2's reason for that state; empty for none.
-        offer: type, place and market.
-        public_address: None if it has none, or none yet.
-        private_address: None if it has none yet.
-        group: id of its security group, which admits all traffic among a pool's machines; empty for none.
-        ended_at: Unix time at which it was last stopped or terminated; None if EC2 does not state it.
-    """
-
-    id: str
-    key: str
-    pool_id: str
-    state: str
-    reason: str
-    offer: Offer
-    public_address: str | None
-    private_address: str | None
-    group: str
-    ended_at: float | None = None
-
-    def instance(self, access: Callable[[Record], SSHAccess | None]) -> Instance:
-        """Return Skyward's record."""
-        return replace(
-            new_instance(self.id, self.key, self.offer),
-            state=_STATES.get(self.state, InstanceState.PENDING),
-            access=access(self) if self.state == "running" else None,
-            reason=self.reason,
-            network=self.group,
-            ended_at=self.ended_at if self.state == "terminated" else None,
-        )
-
-
-def new_instance(instance_id: str, key: str, offer: Offer) -> Instance:
-    """Return the record of a machine that was launched just now. EC2 terminates it when it shuts down."""
-    watch = SPOT_WATCH if offer.spot else None
-    return Instance(id=instance_id, key=key, state=InstanceState.PENDING, offer=offer, watch=watch, ends_itself=True)
-
-
-def parse_record(row: Mapping[str, Any], region: str) -> Record:
+def parse_record(row: Mapping[str, Any], region: str) -> MachineRecord:
     """Parse one of the instances in an answer to ``DescribeInstances`` or ``RunInstances``."""
     tags = {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
     reason: Mapping[str, Any] = row.get("StateReason") or {}
     options: Mapping[str, Any] = row.get("CpuOptions") or {}
     cores = int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 1))
     groups = [group for interface in row.get("NetworkInterfaces") or () for group in interface.get("Groups") or ()]
-    return Record(
+    state = _STATES.get(str(row.get("State", {}).get("Name")), InstanceState.PENDING)
+    spot = row.get("InstanceLifecycle") == "spot"
+    moment = _moment_in(str(row.get("StateTransitionReason") or ""))
+    return MachineRecord(
         id=str(row["InstanceId"]),
         key=tags.get(KEY_TAG, ""),
         pool_id=tags.get(POOL_TAG, ""),
-        state=str(row.get("State", {}).get("Name", "pending")),
+        state=state,
         reason=": ".join(str(reason[part]) for part in ("Code", "Message") if reason.get(part)),
         offer=Offer(
             spec=InstanceSpec(name=str(row.get("InstanceType", "")), cpu=cores, memory_gib=0.0),
             region=region,
             zone=str(row.get("Placement", {}).get("AvailabilityZone", "")),
-            spot=row.get("InstanceLifecycle") == "spot",
+            spot=spot,
             minimum_billed_s=MINIMUM_BILLED_S,
         ),
-        public_address=row.get("PublicIpAddress") or None,
-        private_address=row.get("PrivateIpAddress") or None,
-        group=str(groups[0]["GroupId"]) if groups else "",
-        ended_at=_moment_in(str(row.get("StateTransitionReason") or "")),
+        watch=SPOT_WATCH if spot else None,
+        public_address=row.get("PublicIpAddress") or "",
+        private_address=row.get("PrivateIpAddress") or "",
+        network=str(groups[0]["GroupId"]) if groups else "",
+        ended_at=moment if state is InstanceState.GONE else None,
     )
 
 
@@ -407,16 +365,12 @@ class Terms:
         user_key: the public key that they admit.
         ssh_from: the client's addresses; None opens no port, and leaves public addresses to the subnet's setting.
         instance_profile: name or ARN of their role; None for none.
-        deadline_s: limit for undoing a partial launch.
-        listing_s: longest time that a new machine is missing from EC2's lists.
         zone_prices: known USD an hour on spot, by type, then by zone.
     """
 
     user_key: str
     ssh_from: str | None
     instance_profile: str | None
-    deadline_s: float
-    listing_s: float
     zone_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
 
@@ -700,19 +654,17 @@ _MOST_VALUES: Final = 200
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class Account(MachineApi):
     """One account in one region. Answers are cached for the provider's life, except records of machines.
 
     Attributes:
         api: its API.
         subnet: id of the subnet given by the user; None means the default ones.
-        book: machines of this process.
         zones: zone of a pool's machines, by pool id.
     """
 
     api: Api
     subnet: str | None
-    book: MachineBook = field(default_factory=MachineBook)
     zones: dict[str, str] = field(default_factory=dict[str, str])
     _types: tuple[MachineType, ...] = ()
     _offered: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -746,7 +698,7 @@ class Account:
     async def offered(self, names: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """Return the zones that offer each of these types; an empty tuple if none does."""
         unknown = [name for name in names if name not in self._offered]
-        for part in in_parts(unknown):
+        for part in _in_parts(unknown):
             rows = await self.api.pages(
                 "ec2",
                 "DescribeInstanceTypeOfferings",
@@ -764,16 +716,55 @@ class Account:
             self._subnets = await find_subnets(self.api, self.subnet)
         return self._subnets
 
-    async def records(self, wanted: Mapping[str, Sequence[str]]) -> list[Record]:
+    async def close(self) -> None:
+        """Close the connections to AWS."""
+        await asyncio.to_thread(self.api.close)
+
+    async def records(self, instance_ids: Sequence[str], pool_id: str = "") -> Sequence[MachineRecord]:  # noqa: ARG002 - ids do
+        """Return the machines with these ids that exist."""
+        return await self.matching({"instance-id": instance_ids})
+
+    async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
+        """Return every machine of Skyward's, or of that pool, that is not gone."""
+        tags = {f"tag:{POOL_TAG}": [pool_id]} if pool_id else {"tag-key": [POOL_TAG]}
+        return await self.matching({**tags, "instance-state-name": LIVE_STATES})
+
+    async def matching(self, wanted: Mapping[str, Sequence[str]]) -> list[MachineRecord]:
         """Return the machines that match every filter by one of its values; the last filter may have many values."""
         *others, (name, values) = wanted.items()
-        found: list[Record] = []
-        for part in in_parts(values):
+        found: list[MachineRecord] = []
+        for part in _in_parts(values):
             rows = await self.api.pages(
                 "ec2", "DescribeInstances", "Reservations", Filters=filters({**dict(others), name: part})
             )
             found += [parse_record(row, self.region) for reservation in rows for row in reservation["Instances"]]
         return found
+
+    async def request_end(self, machine: str) -> None:
+        """Request the termination of a machine."""
+        await self.api.call("ec2", "TerminateInstances", InstanceIds=[machine])
+
+    async def request_ends(self, machines: Sequence[str]) -> Asked:
+        """Request termination by batches; machine by machine where there is one, or where a batch is refused."""
+        alone = list[str]()
+        for part in _in_parts(machines):
+            try:
+                if len(part) > 1:
+                    await self.api.call("ec2", "TerminateInstances", InstanceIds=part)
+                    continue
+            except SkywardError as error:
+                _logger.debug("aws %s: refused for %s: %s", self.region, ", ".join(part), error)
+            alone += part
+        return await MachineApi.request_ends(self, alone)
+
+    async def remove(self, pool_id: str) -> None:
+        """Remove a pool's launch templates and security groups; refused while a machine is in one of those."""
+        wanted = filters({f"tag:{POOL_TAG}": [pool_id]})
+        templates = await self.api.pages("ec2", "DescribeLaunchTemplates", "LaunchTemplates", Filters=wanted)
+        found = [("DeleteLaunchTemplate", {"LaunchTemplateId": row["LaunchTemplateId"]}) for row in templates]
+        found += [("DeleteSecurityGroup", {"GroupId": row["GroupId"]}) for row in await groups(self.api, pool_id)]
+        for operation, what in found:
+            await self.api.call("ec2", operation, **what, done=[RefusalKind.MISSING])
 
     def kept(self, name: str, longest_s: float) -> AnswerFile:
         """Return the file that caches answers of this region under ``name``."""
@@ -781,6 +772,6 @@ class Account:
         return AnswerFile(vendor="aws", name=name, place=self.region, endpoint_url=endpoint_url, longest_s=longest_s)
 
 
-def in_parts(values: Sequence[str]) -> list[list[str]]:
+def _in_parts(values: Sequence[str]) -> list[list[str]]:
     """Split ``values`` into lists of the size that EC2 admits."""
     return [list(values[start : start + _MOST_VALUES]) for start in range(0, len(values), _MOST_VALUES)]

@@ -193,7 +193,7 @@ def slow_ec2(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 def test_a_machine_of_a_lost_answer_that_is_not_listed_is_an_error_that_names_its_key(
     slow_ec2: LocalEC2, again: AwsFault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyward.providers.aws.launching._BY_PRODUCTS_S", 0.5)
+    monkeypatch.setattr("skyward.providers.aws.provider._BY_PRODUCTS_S", 0.5)
     slow_ec2.fail(AwsFault(dropped="after"), action="RunInstances")
     slow_ec2.fail(again, action="RunInstances", nth=2, times=100)
     ledger = Ledger(tmp_path / "ledger.db")

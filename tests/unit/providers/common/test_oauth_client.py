@@ -9,13 +9,7 @@ import pytest
 
 from skyward.errors import AuthenticationError, RateLimitError, SkywardError, UnreachableError
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable
-from skyward.providers._common.rest_client import (
-    ApiAnswer,
-    BearerTokens,
-    ClientCredentials,
-    RestClient,
-    read_credentials,
-)
+from skyward.providers._common.rest_client import ApiAnswer, ClientCredentials, SignedInClient, read_credentials
 from support.clock import FakeClock
 from support.clouds.rest_service import RestAnswer, RestCall, RestFault, RestService
 
@@ -49,13 +43,13 @@ def explain(found: Refusal, call: str) -> SkywardError:
     return TABLE.explain(found, call)
 
 
-def tokens(
+def client(
     door: RestService, clock: FakeClock, secret: str = SECRET, judge: Callable[[ApiAnswer], Refusal] = judge
-) -> BearerTokens:
-    return BearerTokens(
+) -> SignedInClient:
+    return SignedInClient(
         vendor="cloud",
         base_url=door.url,
-        path="/token",
+        bearer_path="/token",
         credentials=lambda: ClientCredentials(client_id="me", client_secret=secret),
         judge=judge,
         explain=explain,
@@ -66,23 +60,23 @@ def tokens(
 
 async def test_a_bearer_serves_until_it_is_refused_or_about_to_expire(door: RestService) -> None:
     clock = FakeClock()
-    source = tokens(door, clock)
-    shown = [(await source(stale=False))["Authorization"] for _ in range(2)]
+    rest = client(door, clock)
+    shown = [(await rest.authorize(stale=False))["Authorization"] for _ in range(2)]
     assert shown == ["Bearer token-1"] * 2
-    assert (await source(stale=True))["Authorization"] == "Bearer token-2"
+    assert (await rest.authorize(stale=True))["Authorization"] == "Bearer token-2"
     clock.suspend(3400.0)
-    assert (await source(stale=False))["Authorization"] == "Bearer token-3"
-    assert await source.new() == "token-4"
-    await source.close()
+    assert (await rest.authorize(stale=False))["Authorization"] == "Bearer token-3"
+    assert await rest.new_bearer() == "token-4"
+    await rest.close()
 
 
 async def test_refused_credentials_are_in_no_message(door: RestService) -> None:
-    source = tokens(door, FakeClock(), secret="another-secret")
+    rest = client(door, FakeClock(), secret="another-secret")
     with pytest.raises(AuthenticationError, match="not accepted") as raised:
-        await source.new()
+        await rest.new_bearer()
     texts = [str(raised.value), repr(raised.value.__cause__), repr(ClientCredentials(client_id="", client_secret="x1"))]
-    assert not [each for each in texts if "another-secret" in each or "x1" in each]
-    await source.close()
+    assert not [text for text in texts if "another-secret" in text or "x1" in text]
+    await rest.close()
 
 
 @pytest.mark.parametrize(
@@ -96,11 +90,7 @@ async def test_refused_credentials_are_in_no_message(door: RestService) -> None:
 async def test_an_error_states_the_reason_for_which_there_is_no_bearer(
     door: RestService, status: int, error: type[SkywardError], words: str
 ) -> None:
-    clock = FakeClock()
-    source = tokens(door, clock, judge=lambda answer: TABLE.judge(str(answer.status), SECRET, status=answer.status))
-    rest = RestClient(
-        vendor="cloud", base_url=door.url, authorize=source, judge=judge, explain=explain, patience_s=5.0, clock=clock
-    )
+    rest = client(door, FakeClock(), judge=lambda answer: TABLE.judge(str(answer.status), SECRET, status=answer.status))
     door.fail(RestFault(status=status), route="POST /token", times=100)
 
     with pytest.raises(error, match=words) as raised:
@@ -108,7 +98,6 @@ async def test_an_error_states_the_reason_for_which_there_is_no_bearer(
 
     assert SECRET not in str(raised.value)
     await rest.close()
-    await source.close()
 
 
 @pytest.mark.parametrize(
