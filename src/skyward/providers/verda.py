@@ -311,10 +311,11 @@ class VerdaAccount(MachineApi):
 
     Attributes:
         rest: the API.
+        client: the same, which issues bearers.
     """
 
     def __init__(self, url: str, *, patience_s: float) -> None:
-        self.rest: SignedInClient = SignedInClient(
+        self.rest = self.client = SignedInClient(
             vendor="Verda",
             base_url=url,
             bearer_path="/oauth2/token",
@@ -561,7 +562,7 @@ class Verda(RentedMachines):
         return boot_script(host_key=own, time_to_live_s=time_to_live_s, end=self._destruct(key).end, first=first)
 
     async def _secret(self, key: str) -> MachineSecret:
-        bearer = await self.api.rest.new_bearer()
+        bearer = await self.api.client.new_bearer()
         renewal = hashlib.sha256(bearer.encode()).hexdigest()[:16]
         facts = json.dumps({"url": self._url, "hostname": key, "secret": bearer, "renewal": renewal})
         program = _PROGRAM.read_text(encoding="utf-8").replace(_FACTS, f"FACTS = {facts}", 1)

@@ -353,7 +353,7 @@ class RestClient:
 
     async def _attempt(self, request: _Request, pauses: int) -> Any:
         """Make one attempt, and one more if the credentials were refused and there are others."""
-        headers = await self._headers() if request.signed else {}
+        headers = await self._headers() if request.signed else dict[str, str]()
         answer = await asyncio.to_thread(self._send, request, headers)
         if answer.status == _UNAUTHORIZED and request.signed:
             newer = await self._headers(stale=True)

@@ -98,7 +98,7 @@ class AWS(RentedMachines):
     home: ClassVar[str] = "/home/ubuntu"
     power_off: ClassVar[tuple[str, ...]] = ("sudo", "-n", "shutdown", "-h", "now")
     """Command that ends a machine from within: EC2 terminates machines launched here when they shut down."""
-    trouble = Provider.trouble  # calls that are being repeated are not reported
+    trouble = Provider.trouble  # pyright: ignore[reportIncompatibleMethodOverride] - repeated calls are not reported
     _account: Account = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
