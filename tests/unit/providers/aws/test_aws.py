@@ -25,7 +25,6 @@ from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE, host_key, use
 from skyward.providers.aws.account import SPOT_WATCH
 from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
-from skyward.providers.registry import make_provider, provider_settings
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, use_ec2
 
@@ -86,11 +85,6 @@ def described(ec2: LocalEC2) -> list[Any]:
 def test_wrong_settings_are_refused_with_what_is_right(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         AWS(**settings)
-
-
-def test_another_process_can_make_it_again() -> None:
-    provider = AWS(region="eu-central-1", subnet="subnet-0abc", instance_profile="reader")
-    assert make_provider("aws", provider_settings(provider)) == provider
 
 
 # --- offers -------------------------------------------------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from skyward.errors import CapacityError, UnreachableError
+from skyward.errors import CapacityError, ConfigurationError, UnreachableError
 from skyward.machine.ssh import SSHAccess
-from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
+from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines, check_login
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
@@ -168,3 +169,15 @@ async def test_a_container_is_reached_at_its_own_port_and_names_its_host_and_che
     assert isinstance(seen.access, SSHAccess)
     assert (seen.access.target.host, seen.access.target.port) == ("127.0.0.9", port)
     assert (seen.host, seen.end_check) == ("host-7", ("may-end", "key-0"))
+
+
+async def test_a_configuration_that_no_machine_can_be_reached_with_is_refused_before_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    await check_login(Rented(account=Account()))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text("Host *.lab\n  ProxyJump gate\nHost *\n  PubkeyAuthentication no\n")
+
+    with pytest.raises(ConfigurationError, match="PubkeyAuthentication no"):
+        await check_login(Rented(account=Account()))

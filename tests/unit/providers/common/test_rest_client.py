@@ -6,13 +6,13 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from werkzeug import Request, Response
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import (
@@ -25,6 +25,7 @@ from skyward.errors import (
 )
 from skyward.providers._common.refusals import Refusal, RefusalKind, is_kind, is_unsent
 from skyward.providers._common.rest_client import ApiAnswer, RestClient
+from skyward.testing.loopback import drop_connection, serving
 from support.clock import FakeClock
 
 TOKEN = "secret-token-of-the-user"
@@ -58,60 +59,25 @@ class Seen:
 
 
 class Service:
-    """Server with a script of answers; beyond its end it answers an empty object."""
+    """Server with a script of answers; beyond its end it answers an empty object. A WSGI application."""
 
     def __init__(self) -> None:
         self.script: list[Say] = []
         self.seen: list[Seen] = []
         self.arrived = threading.Event()
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        content = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-        headers = {name.lower(): value for name, value in handler.headers.items()}
-        self.seen.append(Seen(handler.command, handler.path, json.loads(content or b"null"), headers))
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        request = Request(environ)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.seen.append(Seen(request.method, environ["RAW_URI"], json.loads(request.data or b"null"), headers))
         said = self.script.pop(0) if self.script else Say(body={})
         self.arrived.set()
         if said.held is not None:
             said.held.wait(30)
         if said.status == 0:
-            handler.close_connection = True
-            return
-        data = said.body.encode() if isinstance(said.body, str) else json.dumps(said.body).encode()
-        handler.send_response(said.status)
-        for name, value in {"Content-Length": str(len(data)), **said.headers}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(data)
-
-
-@contextmanager
-def served(service: Service) -> Generator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("do_"):
-                return lambda: service.answer(self)
-            raise AttributeError(name)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = False
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@pytest.fixture
-def service() -> Service:
-    return Service()
+            drop_connection(environ)
+        data = said.body if isinstance(said.body, str) else json.dumps(said.body)
+        return Response(data, said.status, said.headers)(environ, start_response)
 
 
 class StandingClock(FakeClock):
@@ -130,13 +96,18 @@ class StandingClock(FakeClock):
 
 
 @pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
 
 
 @pytest.fixture
 def url(service: Service) -> Iterator[str]:
-    with served(service) as url:
+    with serving(service, "api") as url:
         yield url
 
 

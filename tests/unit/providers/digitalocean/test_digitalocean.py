@@ -367,16 +367,6 @@ def test_a_droplet_that_no_list_has_is_looked_up_by_its_id_before_it_counts_as_g
     assert seen.state is InstanceState.RUNNING
 
 
-def test_any_number_of_droplets_is_looked_at_with_two_calls(cloud: DigitalOceanApi) -> None:
-    async def looked(provider: DigitalOcean) -> int:
-        made = await launch(provider, [f"key-{index}" for index in range(8)])
-        before = len(cloud.service.calls)
-        await provider.describe([each.id for each in made])
-        return len(cloud.service.calls) - before
-
-    assert run(looked, cloud) == 2
-
-
 def test_eight_nodes_need_few_calls(cloud: DigitalOceanApi) -> None:
     async def up(provider: DigitalOcean) -> None:
         made = await launch(provider, [f"key-{index}" for index in range(8)])

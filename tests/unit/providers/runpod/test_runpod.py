@@ -387,11 +387,3 @@ async def test_stock_balance_and_permission_are_errors_of_the_offer(account: Run
             await provider.launch(offers, order)
         await provider.terminate([made.id])
     assert account.left() == {}
-
-
-async def test_a_create_whose_answer_is_lost_is_adopted(account: RunPodApi) -> None:
-    account.service.fail(RestFault(after=True), route="POST /v2/pods")
-    async with opened(account) as provider:
-        (made,) = await launched(provider)
-    assert [made.id] == list(account.alive)
-    assert len(created(account)) == 1

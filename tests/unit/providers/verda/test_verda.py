@@ -321,16 +321,6 @@ async def test_the_price_of_the_record_counts(verda: VerdaApi) -> None:
         await provider.terminate([made.id])
 
 
-async def test_any_number_of_machines_is_described_with_one_call(verda: VerdaApi) -> None:
-    async with opened(verda) as provider:
-        made = [each.id for each in await launched(provider, *(f"key-{number}" for number in range(5)))]
-        before = len(verda.service.calls)
-        seen = await provider.describe([*made, "stranger"])
-        assert [each.state for each in seen] == [InstanceState.RUNNING] * 5 + [InstanceState.GONE]
-        assert len(verda.service.calls) == before + 1
-        await provider.terminate(made)
-
-
 async def test_a_spot_machine_that_is_not_listed_any_more_was_preempted_and_its_volume_with_it(
     verda: VerdaApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
