@@ -35,7 +35,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
+from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
@@ -78,6 +78,10 @@ def compute_of(spec: InstanceSpec) -> Mapping[str, Any]:
 class _DataCenterPayload(VendorPayload, rename="camel"):
     id: str
     availability: str | None = None
+
+
+class _VolumePayload(VendorPayload, rename="camel"):
+    data_center: str
 
 
 class _StockPayload(VendorPayload, rename="camel"):
@@ -287,8 +291,12 @@ class PodAccount(MachineApi):
     async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
         """Return every pod of Skyward's in the account: one call lists them all."""
         del instance_ids, pool_id
-        rows = (await self.rest.read("/v2/pods")).get("pods") or ()
-        return [each for row in rows if (each := _parse_pod(row)) is not None]
+        rows = await self.list_items("/v2/pods", "pods")
+        return [pod for row in rows if (pod := _parse_pod(row)) is not None]
+
+    async def list_items(self, path: str, name: str, query: Mapping[str, str] | None = None) -> Sequence[Any]:
+        """Return the items ``name`` in the answer to ``GET path``."""
+        return decode_list(await self.rest.read(path, query), name, f"RunPod: GET {path}")
 
     async def create(self, body: Mapping[str, Any]) -> MachineRecord:
         """Create a pod, by one call. Raises one of :data:`~skyward.providers.base.REFUSALS` if none was made."""
@@ -528,14 +536,14 @@ class RunPod(RentedContainers):
         query = {"include": "AVAILABILITY", "product": "POD"}
         cpus: Stock = {}
         if self.cloud == "secure":
-            cpus = parse_cpus((await self.api.rest.read("/v2/catalog/cpus", query)).get("cpus") or ())
+            cpus = parse_cpus(await self.api.list_items("/v2/catalog/cpus", "cpus", query))
         if request.machine is None or any(each.name == request.machine for each in cpus):
             return cpus
         return {**cpus, **parse_gpus(await self._gpus(wanted_count(request)), request, cloud=self.cloud)}
 
     async def _gpus(self, count: int) -> Sequence[Mapping[str, Any]]:
         query = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": self.cloud.upper()}
-        return (await self.api.rest.read("/v2/catalog/gpus", query)).get("gpus") or ()
+        return await self.api.list_items("/v2/catalog/gpus", "gpus", query)
 
     async def _places(self) -> Sequence[str] | None:
         """Return the data centers in question; None for any.
@@ -545,8 +553,9 @@ class RunPod(RentedContainers):
         """
         places = self.data_centers
         if places is not None:
-            rows = (await self.api.rest.read("/v2/catalog/datacenters")).get("dataCenters") or ()
-            known = [str(row.get("id")) for row in rows]
+            path = "/v2/catalog/datacenters"
+            rows = await self.api.list_items(path, "dataCenters")
+            known = [center.id for center in decode_rows(_DataCenterPayload, rows, f"RunPod: GET {path}")]
             if unknown := [each for each in places if each not in known]:
                 raise ConfigurationError(f"data_centers: RunPod has no {unknown[0]!r}{closest(unknown[0], known)}")
         if self.network_volume is None:
@@ -554,7 +563,7 @@ class RunPod(RentedContainers):
         volume = await self.api.rest.optional(f"/v2/network-volumes/{self.network_volume}")
         if volume is None:
             raise ConfigurationError(f"network_volume: RunPod has no volume {self.network_volume!r} in this account")
-        home = str(volume.get("dataCenter"))
+        home = decode(_VolumePayload, volume, "RunPod: GET /v2/network-volumes").data_center
         if home not in (places or [home]):
             raise ConfigurationError(f"network_volume {self.network_volume!r} is in {home}: name it in data_centers")
         return [home]

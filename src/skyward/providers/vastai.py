@@ -33,7 +33,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_as,
     spread,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
+from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
@@ -583,8 +583,7 @@ class VastAccount(MachineApi):
 
     async def search(self, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the asks of a search, of which an account has few a minute, and a limited number a day."""
-        answer: Mapping[str, Any] = await self.rest.change("POST", "/api/v0/bundles/", body)
-        return answer.get("offers") or ()
+        return decode_list(await self.rest.change("POST", "/api/v0/bundles/", body), "offers", "VastAI: a search")
 
     async def rent(self, ask: Ask, name: str, boot: ContainerBoot, *, spot: bool) -> str:
         """Rent an ask and return the id of the instance. Throttled calls, which have no effect, are repeated.

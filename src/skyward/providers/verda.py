@@ -422,6 +422,10 @@ class _BalancePayload(VendorPayload):
     currency: str
 
 
+class _LocationPayload(VendorPayload):
+    code: str
+
+
 class _AvailabilityPayload(VendorPayload):
     location_code: str
     availabilities: tuple[str, ...]
@@ -542,7 +546,7 @@ class Verda(RentedMachines):
     async def _stock(self) -> Stock:
         """Return the types that are available now; each market is asked for."""
         rest, stock = self.api.rest, dict[bool, dict[str, Sequence[str]]]()
-        codes = sorted(str(row.get("code")) for row in await rest.read("/locations")) if self.region else ()
+        codes = sorted(row.code for row in await self._locations()) if self.region else ()
         if self.region not in (None, *codes):
             raise ConfigurationError(
                 f"region={self.region!r}: Verda has no such location, only {', '.join(codes)}; leave it out for any"
@@ -553,6 +557,9 @@ class Verda(RentedMachines):
             places = decode(list[_AvailabilityPayload], rows, "Verda: GET /instance-availability")
             stock[spot] = {place.location_code: place.availabilities for place in places}
         return stock
+
+    async def _locations(self) -> Sequence[_LocationPayload]:
+        return decode(list[_LocationPayload], await self.api.rest.read("/locations"), "Verda: GET /locations")
 
     async def _script(self, key: str, time_to_live_s: float) -> str:
         own = await asyncio.to_thread(host_key, key)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,6 +33,16 @@ def decode(kind: type[T], payload: object, where: str) -> T:
             f"{where} was answered in a form that this version of Skyward cannot read: {error}. Install a newer "
             "version, or report this"
         ) from error
+
+
+def decode_list(payload: object, name: str, where: str) -> list[Any]:
+    """Return the list that a payload has as ``name``, empty for null; raises as :func:`decode` if it has none."""
+    return getattr(decode(_listing(name), payload, where), name) or []
+
+
+@cache
+def _listing(name: str) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Listing", [(name, list[Any] | None)])
 
 
 def decode_rows(kind: type[T], rows: Iterable[object], where: str) -> list[T]:

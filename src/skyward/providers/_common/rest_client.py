@@ -24,6 +24,7 @@ from tenacity import AsyncRetrying, retry_if_exception, wait_fixed
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, to_its_end
 from skyward.errors import AuthenticationError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
+from skyward.providers._common.payloads import decode_list
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind, is_unsent
 from skyward.providers.base import REFUSALS
 
@@ -185,7 +186,7 @@ class RestClient:
         page = dict(query or {})
         while True:
             answer = await self._persist(_Request(method="GET", path=path, query=page))
-            found += answer.get(key) or ()
+            found += decode_list(answer, key, f"{self.vendor}: GET {path}")
             more = _next_page(answer) if following is None else following(answer)
             after = None if more is None else dict(more) if following is None else {**page, **more}
             if after is None or after == page:

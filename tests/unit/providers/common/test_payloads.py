@@ -9,7 +9,7 @@ import pytest
 
 from skyward.errors import UnreachableError
 from skyward.providers import digitalocean, runpod, vastai, verda
-from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
+from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows
 from support.clouds.digital_ocean_api import SIZES
 from support.clouds.runpod_api import CPUS
 from support.clouds.verda_api import TYPES
@@ -34,6 +34,13 @@ def test_malformed_rows_are_left_out_unless_all_are() -> None:
     assert decode_rows(Thing, [], "Cloud") == []
     with pytest.raises(UnreachableError, match=r"^Cloud was answered .* required field `price`.* newer version"):
         decode_rows(Thing, rows[:1], "Cloud")
+
+
+def test_a_list_may_be_empty_and_not_missing() -> None:
+    for listed in ([], None):
+        assert decode_list({"things": listed}, "things", "Cloud") == []
+    with pytest.raises(UnreachableError, match=r"^Cloud was answered .* required field `things`"):
+        decode_list({"items": [1]}, "things", "Cloud")
 
 
 VAST = {
