@@ -9,14 +9,13 @@ import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, TypeVar, cast
-
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from skyward.errors import ConfigurationError, UnreachableError
 from skyward.machine.access import Access, Completed, Transport
-from skyward.machine.paramiko_parts import Client, RefusedSessionError
-from skyward.machine.ssh_commands import PUT_COMMAND, CommandExit, Execution, exit_code, put_arguments, script
+from skyward.machine.paramiko_parts import Client
+from skyward.machine.ssh_commands import PUT_COMMAND, CommandExit, exit_code, put_arguments, run_script, script
 from skyward.machine.ssh_config import SSHTarget, route, settings
 from skyward.machine.ssh_connection import SSHConnection, SSHConnections
 
@@ -24,9 +23,6 @@ T = TypeVar("T")
 
 _CONNECTIONS: Final = SSHConnections()
 _TOKEN_BYTES = 16
-_REFUSED_FOR_S = 10.0
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
 _WRITE_ERRORS = {
     "No space left on device": errno.ENOSPC,
     "Disk quota exceeded": errno.EDQUOT,
@@ -223,17 +219,16 @@ class SshTransport:
             ConfigurationError: it does not; the message names the cause, such as a startup file that reads the input.
             UnreachableError: the machine does not answer, or allows no further command.
         """
-        from skyward.machine.ssh_commands import login_fault, try_login  # imports paramiko
+        from skyward.machine.ssh_commands import Login, login_fault, try_login  # imports paramiko
 
         connection = self._acquired()
-        turn = connection.commands.acquire()
-        try:
-            with self._translated("did not start a command"):
-                await asyncio.wrap_future(turn)
-                login = await self._start(connection, lambda client: try_login(client, connection.pump.gate))
-        finally:
-            if not turn.cancelled():
-                connection.commands.release()
+
+        async def check() -> Login:
+            async with connection.commands:
+                return await connection.start(lambda client: try_login(client, connection.gate))
+
+        with self._translated("did not start a command"):
+            login = await asyncio.wrap_future(connection.submit(check))
         if fault := login_fault(login):
             raise ConfigurationError(f"{self._target} runs no commands: {fault}")
 
@@ -272,34 +267,9 @@ class SshTransport:
         nbytes = None if to_the_end else sum(view.nbytes for view in views)
         line = script(argv, env, token=token, input_bytes=nbytes)
         connection = self._acquired()
-        execution = Execution(connection.pump, [line, *views], token.encode(), end_input=to_the_end)
-        turn = connection.commands.acquire()
-        try:
-            with self._translated(f"did not start {argv[0]}"):
-                await asyncio.wrap_future(turn)
-                await self._start(connection, execution.start)
-                return await asyncio.wrap_future(execution.ended)
-        finally:
-            execution.abandon()  # a cancelled or timed-out command must not run on: closing its channel kills it
-            if not turn.cancelled():
-                connection.commands.release()
-
-    async def _start(self, connection: SSHConnection, command: Callable[[Client], T]) -> T:
-        """Start a command, and return what that returns; retry for 10 s while the machine allows no further one."""
-        # sshd counts a command that has just ended until it has noticed that, so a refusal passes (MaxSessions).
-        # Connect first, so that the ten seconds for refusals do not pass while the machine is dialled.
-        await asyncio.wrap_future(connection.perform(lambda client: client.is_active()))
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(RefusedSessionError),
-            stop=stop_after_delay(_REFUSED_FOR_S),
-            wait=wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S),
-            reraise=True,
-        )
-
-        async def start() -> T:
-            return await asyncio.wrap_future(connection.perform(command))
-
-        return await retrying(start)
+        run = partial(run_script, connection, [line, *views], token.encode(), end_input=to_the_end)
+        with self._translated(f"did not start {argv[0]}"):
+            return await asyncio.wrap_future(connection.submit(run))
 
     @contextmanager
     def _translated(self, failure: str) -> Generator[None]:

@@ -6,7 +6,7 @@ list of processes shows a command's own arguments only, and the login shell sees
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 import os
 import re
@@ -14,9 +14,7 @@ import secrets
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,15 +22,8 @@ from pathlib import PurePosixPath
 from typing import Any, Final, cast
 
 from skyward.errors import ConfigurationError
-from skyward.machine.paramiko_parts import (
-    Channel,
-    ChannelBuffer,
-    Client,
-    StaleConnectionError,
-    open_channel,
-    take_output,
-)
-from skyward.machine.ssh_connection import ACKNOWLEDGE_BYTES, CHUNK_BYTES, CHUNKS_IN_TURN, Pump, Step
+from skyward.machine.paramiko_parts import Channel, Client, StaleConnectionError, open_channel, take_output
+from skyward.machine.ssh_connection import ACKNOWLEDGE_BYTES, SSHConnection, send_all
 
 log = logging.getLogger("skyward.machine")
 
@@ -196,152 +187,120 @@ class Output:
             del self._data[end:]
 
 
-class Execution:
-    """Run of one line of :func:`script`.
+async def run_script(
+    connection: SSHConnection, parts: Sequence[bytes | memoryview], token: bytes, *, end_input: bool = False
+) -> CommandExit:
+    """Run one line of :func:`script` in the connection's loop. A cancellation kills the command.
 
     Args:
-        pump: the sending thread.
+        connection: the connection.
         parts: the script, then the command's input; the memory must not change.
         token: the script's token.
         end_input: True to end the channel's input after the last part, for commands that read it to its end.
 
-    Attributes:
-        ended: future that is done when the command, or the connection, has ended.
+    Raises:
+        Exception: the machine cannot be reached, or refuses the command; paramiko's own exceptions, too.
+    """
+    async with connection.commands:
+        channel = await connection.start(_request_shell)
+        return await Exchange(connection, channel, token).complete(parts, end_input=end_input)
+
+
+def _request_shell(client: Client) -> Channel:
+    channel = open_channel(client, "session")
+    try:
+        channel.exec_command(LOGIN_COMMAND)
+    except BaseException:
+        channel.close()
+        raise
+    channel.settimeout(0)
+    return channel
+
+
+class Exchange:
+    """Input and output of one command, in the connection's loop.
+
+    Args:
+        connection: the connection.
+        channel: the command's channel; owned from now on.
+        token: the script's token.
     """
 
-    def __init__(
-        self, pump: Pump, parts: Sequence[bytes | memoryview], token: bytes, *, end_input: bool = False
-    ) -> None:
-        self.ended: Future[CommandExit] = Future()
-        self._pump = pump
-        self._unsent = deque(view for part in parts if (view := memoryview(part).cast("B")))
+    def __init__(self, connection: SSHConnection, channel: Channel, token: bytes) -> None:
+        self._channel = channel
+        self._gate = connection.gate
         self._token = token
-        self._end_input = end_input
         self._outputs = (Output(token), Output(token))
-        self._channel: Channel | None = None
-        self._buffers: tuple[ChannelBuffer, ...] = ()
         self._taken_bytes = [0, 0]
-        self._called = False
-        self._abandoned = False
-        self._over = False
-
-    def start(self, client: Client) -> None:
-        """Request the command, and wait until the machine grants it.
-
-        Raises:
-            StaleConnectionError: the connection had ended before.
-            Exception: a refusal by the machine, or the loss of the connection; paramiko's own exceptions.
-        """
-        channel = open_channel(client, "session")
+        self._news = asyncio.Event()
+        call = partial(connection.request, self._news.set)
+        self._call = call
         self._buffers = tuple(
-            take_output(channel, buffer, deliver=partial(self._arrive, stream), end=self._call, wake=self._call)
+            take_output(channel, buffer, deliver=partial(self._arrive, stream), end=call, wake=call)
             for stream, buffer in enumerate(("in_buffer", "in_stderr_buffer"))
         )
-        try:
-            channel.exec_command(LOGIN_COMMAND)
-        except BaseException:
-            channel.close()
-            raise
-        channel.settimeout(0)
-        self._channel = channel
-        self._pump.request(self._begin)
 
-    def abandon(self) -> None:
-        """End the command by closing its channel. From any thread, at any time. Idempotent."""
-        self._abandoned = True
-        self._call()
+    async def complete(self, parts: Sequence[bytes | memoryview], *, end_input: bool) -> CommandExit:
+        """Send the input and return what the command printed; close the channel in any case."""
+        sending = asyncio.ensure_future(self._send(parts, end_input=end_input))
+        status: int | None = None
+        try:
+            status, lost = await self._wait_for_end()
+        finally:
+            sending.cancel()
+            with self._gate:
+                # Ends the watcher, which would kill the command's daemons, too, when the channel closes.
+                with suppress(Exception):
+                    if status is not None:
+                        self._channel.send(b"\n" + self._token + b"\n")
+                with suppress(Exception):
+                    self._channel.close()
+        out, errors = self._outputs
+        return CommandExit(status=status, lost=lost, stdout=out.content, stderr=errors.content)
 
     def _arrive(self, stream: int, data: bytes) -> None:
+        """Take output, in paramiko's thread."""
         output = self._outputs[stream]
         output.add(data)
         self._taken_bytes[stream] += len(data)
-        # An eighth of the window at a time: each acknowledgement costs a packet and a wake-up of the pump.
         if output.status is not None or self._taken_bytes[stream] >= ACKNOWLEDGE_BYTES:
             self._call()
 
-    def _call(self) -> None:
-        if not self._called:
-            self._called = True
-            self._pump.request(self._attend)
+    async def _wait_for_end(self) -> tuple[int | None, bool]:
+        """Return the command's status, None without one, and True if the connection ended instead."""
+        out, errors = self._outputs
+        while True:
+            try:
+                self._acknowledge()
+            except Exception as error:  # after any exception the channel is of no further use
+                log.debug("a command's channel broke off: %s", error)
+                return None, True
+            if out.status is not None and errors.status is not None:
+                return out.status, False
+            if self._channel.closed or self._channel.eof_received:
+                return None, not self._channel.eof_received
+            await self._news.wait()
+            self._news.clear()
 
-    # in the pump's thread
-
-    def _begin(self) -> None:
-        self._pump.keep_trying(self._send)
-        self._attend()
-
-    def _attend(self) -> None:
-        self._called = False
-        channel = self._channel
-        if channel is None or self._over:
-            return
-        try:
-            self._acknowledge(channel)
-        except Exception as error:  # after any exception the channel is of no further use
-            log.debug("a command's channel broke off: %s", error)
-            self._end(channel, None, lost=True)
-            return
-        status = self._outputs[0].status
-        if status is not None and self._outputs[1].status is not None:
-            self._end(channel, status)
-        elif channel.closed or channel.eof_received:
-            self._end(channel, None, lost=not channel.eof_received)
-        elif self._abandoned:
-            self._end(channel, None)
-
-    def _acknowledge(self, channel: Channel) -> None:
-        for buffer, receive, stream in zip(self._buffers, (channel.recv, channel.recv_stderr), (0, 1), strict=True):
+    def _acknowledge(self) -> None:
+        receivers = (self._channel.recv, self._channel.recv_stderr)
+        for stream, (buffer, receive) in enumerate(zip(self._buffers, receivers, strict=True)):
             buffer.drain()
             if self._taken_bytes[stream] >= ACKNOWLEDGE_BYTES:
                 taken_bytes = self._taken_bytes[stream]
                 self._taken_bytes[stream] -= taken_bytes
-                with self._pump.gate:
+                with self._gate:
                     receive(taken_bytes)
 
-    def _send(self) -> Step:
-        channel = self._channel
-        for _ in range(CHUNKS_IN_TURN):
-            if channel is None or self._over:
-                return Step.DONE
-            try:
-                with self._pump.gate:
-                    sent = self._send_some(channel)
-            except TimeoutError:
-                return Step.BLOCKED
-            except Exception as error:  # the end of the channel is handled where its output is read
-                log.debug("a command's input was refused: %s", error)
-                return Step.DONE
-            if not sent:
-                return Step.DONE
-        return Step.MOVED
-
-    def _send_some(self, channel: Channel) -> int:
-        """Send a chunk, or the end of the input; return the number of bytes."""
-        if not self._unsent:
-            if self._end_input:
-                channel.shutdown_write()
-            return 0
-        view = self._unsent[0]
-        sent = channel.send(cast("bytes", view[:CHUNK_BYTES]))  # paramiko takes any buffer
-        if sent == len(view):
-            self._unsent.popleft()
-        else:
-            self._unsent[0] = view[sent:]
-        return sent
-
-    def _end(self, channel: Channel, status: int | None, *, lost: bool = False) -> None:
-        self._over = True
-        self._unsent.clear()
-        out, errors = self._outputs
-        if self.ended.set_running_or_notify_cancel():
-            self.ended.set_result(CommandExit(status=status, lost=lost, stdout=out.content, stderr=errors.content))
-        with self._pump.gate:
-            # Ends the watcher, which would kill the command's daemons, too, when the channel closes.
-            with contextlib.suppress(Exception):
-                if status is not None:
-                    channel.send(b"\n" + self._token + b"\n")
-            with contextlib.suppress(Exception):
-                channel.close()
+    async def _send(self, parts: Sequence[bytes | memoryview], *, end_input: bool) -> None:
+        try:
+            for part in parts:
+                await send_all(self._channel, self._gate, memoryview(part).cast("B"))
+            if end_input:
+                with self._gate:
+                    self._channel.shutdown_write()
+        except Exception as error:  # the end of the channel is handled where its output is read
+            log.debug("a command's input was refused: %s", error)
 
 
 _WAIT_S = 8.0
@@ -411,7 +370,7 @@ def try_login(client: Client, gate: threading.Lock, *, wait_s: float = _WAIT_S) 
 
     Args:
         client: the connection.
-        gate: see :class:`~skyward.machine.ssh_connection.Pump`.
+        gate: see :class:`~skyward.machine.ssh_connection.SSHConnection`.
         wait_s: time for the command to answer.
 
     Raises:

@@ -213,7 +213,7 @@ class LiveSocket:
     Args:
         sock: the connected socket; owned from now on.
         silence_s: seconds without a byte until the peer counts as dead.
-        gate: see :class:`~skyward.machine.ssh_connection.Pump`.
+        gate: see :class:`~skyward.machine.ssh_connection.SSHConnection`.
         on_close: called once, after the socket is closed.
 
     Attributes:
@@ -601,7 +601,7 @@ def connect(
         by_jump: opens a connection to a host and port through the last jump host, if there is one.
         stopped: ends the attempt when set.
         report: called with the reason of each failure before a retry.
-        gate: see :class:`~skyward.machine.ssh_connection.Pump`.
+        gate: see :class:`~skyward.machine.ssh_connection.SSHConnection`.
 
     Raises:
         AuthenticationError: the user was refused, or has no key to log in with.
@@ -688,7 +688,7 @@ def _log_in(
         known: the machine's keys on file.
         stopped: ends the attempt when set, also while the machine is silent.
         deadline: time on the monotonic clock at which to give up.
-        gate: see :class:`~skyward.machine.ssh_connection.Pump`.
+        gate: see :class:`~skyward.machine.ssh_connection.SSHConnection`.
 
     Raises:
         AuthenticationError: the user was refused.

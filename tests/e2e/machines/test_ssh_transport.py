@@ -624,7 +624,7 @@ async def test_a_thousand_connections_arrive_whole(host: SshHost) -> None:
         for start in range(0, len(payloads), 100):
             wave = payloads[start : start + 100]
             assert await asyncio.gather(*(echoed(place, data) for data in wave)) == wave
-        assert psutil.Process().num_threads() <= threads + 6  # paramiko's, the pump's, and four that wait
+        assert psutil.Process().num_threads() <= threads + 6  # paramiko's, the loop's, and four that wait
         assert host.connections() == 1
 
 

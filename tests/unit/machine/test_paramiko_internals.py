@@ -168,7 +168,7 @@ def test_empty_buffer_raises_an_os_error_when_it_may_not_wait() -> None:
 
 
 def test_channels_are_kept_by_nobody() -> None:
-    assert "WeakValueDictionary" in inspect.getsource(inspect.getmodule(Transport))  # hence Pump.hold
+    assert "WeakValueDictionary" in inspect.getsource(inspect.getmodule(Transport))  # hence SSHConnection.tunnels
 
 
 def test_no_more_is_asked_of_the_socket_than_ours_has() -> None:

@@ -18,7 +18,7 @@ from skyward.errors import AuthenticationError, UnreachableError
 from skyward.machine import ssh_connection
 from skyward.machine.paramiko_parts import StaleConnectionError
 from skyward.machine.ssh_config import SSHTarget
-from skyward.machine.ssh_connection import Dial, FutureSemaphore, SSHConnections
+from skyward.machine.ssh_connection import Dial, SSHConnections
 from skyward.machine.ssh_login import SSHSession, connect
 from skyward.wire.limits import HANDSHAKE_S
 
@@ -241,28 +241,6 @@ def test_forwarded_connections_that_never_open_delay_others_for_seconds_only(
             dialled.enter_context(socket.create_connection(place, DEADLINE_S))
         assert opened.wait(DEADLINE_S)
     links.release(link)
-
-
-def test_semaphore_grants_so_many_and_the_others_wait_in_order() -> None:
-    semaphore = FutureSemaphore(2)
-
-    taken = [semaphore.acquire() for _ in range(4)]
-    assert [grant.done() for grant in taken] == [True, True, False, False]
-
-    semaphore.release()
-    assert [grant.done() for grant in taken] == [True, True, True, False]
-
-
-def test_cancelled_wait_takes_nothing_of_the_semaphore() -> None:
-    semaphore = FutureSemaphore(1)
-    first, second, third = (semaphore.acquire() for _ in range(3))
-
-    assert second.cancel()
-    semaphore.release()
-
-    assert first.done()
-    assert third.done()
-    assert not semaphore.acquire().done()
 
 
 def test_an_attempt_at_a_machine_that_stays_silent_ends_when_it_is_stopped() -> None:

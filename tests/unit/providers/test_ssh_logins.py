@@ -132,7 +132,7 @@ async def test_a_startup_file_that_waits_is_named_after_the_limit(text: str, mes
         connection = connections.acquire((host.target(),))
         try:
             login = await asyncio.wrap_future(
-                connection.perform(lambda client: try_login(client, connection.pump.gate, wait_s=1.0))
+                connection.perform(lambda client: try_login(client, connection.gate, wait_s=1.0))
             )
         finally:
             connections.release(connection)
