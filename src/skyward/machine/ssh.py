@@ -18,6 +18,7 @@ from skyward.machine.paramiko_parts import Client
 from skyward.machine.ssh_commands import PUT_COMMAND, CommandExit, exit_code, put_arguments, run_script, script
 from skyward.machine.ssh_config import SSHTarget, route, settings
 from skyward.machine.ssh_connection import SSHConnection, SSHConnections
+from skyward.machine.ssh_probes import PortState, key_at, probe_port, shown_key
 
 T = TypeVar("T")
 
@@ -181,8 +182,6 @@ class SshTransport:
             AuthenticationError: the user was refused.
             UnreachableError: the machine does not answer.
         """
-        from skyward.machine.ssh_login import shown_key  # imports paramiko
-
         return await asyncio.wrap_future(self._acquired().perform(shown_key))
 
     async def key_at(self, host: str, port: int, *, kind: str, timeout_s: float) -> str:
@@ -193,22 +192,18 @@ class SshTransport:
         Raises:
             UnreachableError: the machine does not reach it, may not try, or no such server answers there.
         """
-        from skyward.machine.ssh_login import key_at  # imports paramiko
-
         return await self._dialled(
             lambda client: key_at(client, host, port, kind=kind, timeout_s=timeout_s), f"{host} port {port}"
         )
 
-    async def answers(self, host: str, port: int, *, timeout_s: float) -> bool:
-        """Return False if the machine gets no answer from ``host:port`` in that time; a refusal is an answer.
+    async def probe_port(self, host: str, port: int, *, timeout_s: float) -> PortState:
+        """Have the machine connect to ``host:port``, and return the outcome.
 
         Raises:
             UnreachableError: the machine itself does not answer.
         """
-        from skyward.machine.ssh_login import answers  # imports paramiko
-
         return await self._dialled(
-            lambda client: answers(client, host, port, timeout_s=timeout_s), f"{host} port {port}"
+            lambda client: probe_port(client, host, port, timeout_s=timeout_s), f"{host} port {port}"
         )
 
     async def check_login(self) -> None:
@@ -231,18 +226,6 @@ class SshTransport:
             login = await asyncio.wrap_future(connection.submit(check))
         if fault := login_fault(login):
             raise ConfigurationError(f"{self._target} runs no commands: {fault}")
-
-    async def forwards(self, host: str, port: int, *, timeout_s: float) -> bool:
-        """Return False if the machine does not let this user connect to ``host:port`` by way of it.
-
-        Raises:
-            UnreachableError: the machine does not answer.
-        """
-        from skyward.machine.ssh_commands import forwards  # imports paramiko
-
-        return await self._dialled(
-            lambda client: forwards(client, host, port, timeout_s=timeout_s), f"{host} port {port}"
-        )
 
     async def _dialled(self, dial: Callable[[Client], T], where: str) -> T:
         with self._translated(f"does not reach {where}"):

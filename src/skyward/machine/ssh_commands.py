@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from skyward.errors import ConfigurationError
-from skyward.machine.paramiko_parts import Channel, Client, StaleConnectionError, open_channel, take_output
+from skyward.machine.paramiko_parts import Channel, Client, open_channel, take_output
 from skyward.machine.ssh_connection import ACKNOWLEDGE_BYTES, SSHConnection, send_all
 
 log = logging.getLogger("skyward.machine")
@@ -149,13 +149,15 @@ class Output:
     def __init__(self, token: bytes) -> None:
         self.status: int | None = None
         self._token = token
+        # Without digits it is no command's end, but the script: the login runs `cat`, or something else that prints it.
+        self._end = re.compile(re.escape(token) + rb"(\d+)\n")
         self._data = bytearray()
-        self._begun = False
+        self._start = 0
 
     @property
     def content(self) -> bytes:
         """Output of the command; all received bytes as long as no token has come."""
-        return bytes(self._data)
+        return bytes(self._data[self._start :])
 
     def add(self, data: bytes) -> None:
         """Parse the next bytes of the stream."""
@@ -165,26 +167,11 @@ class Output:
         # take quadratic time.
         searched = max(0, len(self._data) - len(self._token) - len("255"))
         self._data += data
-        if not self._begun:
-            start = self._data.find(self._token)
-            if start < 0:
-                return
-            self._begun = True
-            searched = 0
-            del self._data[: start + len(self._token)]
-        self._look_for_end(searched)
-
-    def _look_for_end(self, searched: int) -> None:
-        end = self._data.find(self._token, searched)
-        number = end + len(self._token)
-        line_end = self._data.find(b"\n", number)
-        if end < 0 or line_end < 0:
-            return
-        status = bytes(self._data[number:line_end])
-        # Else it is no command's output, but the script: the login runs `cat`, or something else that prints its input.
-        if status.isdigit():
-            self.status = int(status)
-            del self._data[end:]
+        if not self._start and (found := self._data.find(self._token, searched)) >= 0:
+            searched = self._start = found + len(self._token)
+        if self._start and (end := self._end.search(self._data, max(searched, self._start))):
+            self.status = int(end[1])
+            del self._data[end.start() :]
 
 
 async def run_script(
@@ -311,8 +298,6 @@ _LINGER_S = 1.0
 _READ_BYTES = 1 << 16
 _SHOWN_CHARS = 500
 _TOKEN_BYTES = 8
-_PROHIBITED = 1  # RFC 4254: SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
-_ATTEMPTS = 3
 
 _STARTUP_FILES = "~/.bashrc, ~/.profile, ~/.zshenv, ~/.config/fish/config.fish, ~/.ssh/rc, /etc/profile.d"
 _REMEDY = "Let it do so in interactive shells only: in ~/.bashrc, put `case $- in *i*) ;; *) return ;; esac` at the top"
@@ -472,27 +457,3 @@ def login_fault(login: Login, *, wait_s: float = _WAIT_S) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS // 2]} … {text[-_SHOWN_CHARS // 2 :]}"
-
-
-def forwards(client: Client, host: str, port: int, *, timeout_s: float) -> bool:
-    """Return False if the machine may not connect to its own ``host:port`` for this login. Blocks.
-
-    A port on which nobody listens, or that does not answer in time, is no prohibition.
-
-    Raises:
-        StaleConnectionError: the connection has ended.
-    """
-    from paramiko import ssh_exception
-
-    for _ in range(_ATTEMPTS):
-        try:
-            open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s).close()
-        except StaleConnectionError:
-            raise
-        except ssh_exception.ChannelException as error:
-            return cast("Any", error).code != _PROHIBITED
-        except ssh_exception.SSHException:
-            # Of two channels refused at once on a connection, paramiko gives a reason for one only.
-            continue
-        return True
-    return True

@@ -108,17 +108,9 @@ _FRESH_S = 10.0
 _FORMER_NAMES = {"pubkeyacceptedkeytypes": "pubkeyacceptedalgorithms"}
 
 
-@dataclass(slots=True)
-class _Answers:
-    """Answers of the last seconds: one opening asks for a host several times, and `Match exec` runs programs."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    kept: dict[tuple[object, ...], tuple[float, Future[Options]]] = field(
-        default_factory=dict[tuple[object, ...], tuple[float, "Future[Options]"]]
-    )
-
-
-_ANSWERS = _Answers()
+_ANSWERS: Final[dict[tuple[object, ...], tuple[float, Future[Options]]]] = {}
+"""Answers of the last seconds: one opening asks for a host several times, and `Match exec` runs programs."""
+_ANSWERS_LOCK: Final = threading.Lock()
 
 
 def look_up(target: SSHTarget) -> Options:
@@ -135,16 +127,17 @@ def look_up(target: SSHTarget) -> Options:
     first = {name: str(value) for name, value in asked_for.items() if value is not None}
     question = (target.host, path, home, *first.items(), *map(_changed, files))
     now = time.monotonic()
-    with _ANSWERS.lock:
-        _ANSWERS.kept = {key: kept for key, kept in _ANSWERS.kept.items() if now - kept[0] < _FRESH_S}
-        asking = question not in _ANSWERS.kept
-        _, answer = _ANSWERS.kept.setdefault(question, (now, Future()))
+    with _ANSWERS_LOCK:
+        for old in [key for key, (asked_at, _) in _ANSWERS.items() if now - asked_at >= _FRESH_S]:
+            del _ANSWERS[old]
+        asking = question not in _ANSWERS
+        _, answer = _ANSWERS.setdefault(question, (now, Future()))
     if asking:
         try:
             answer.set_result(_ask(target.host, first, path, home))
         except BaseException as error:
-            with _ANSWERS.lock:  # a failure is no answer: an included file may be corrected at once
-                _ANSWERS.kept.pop(question, None)
+            with _ANSWERS_LOCK:  # a failure is no answer: an included file may be corrected at once
+                _ANSWERS.pop(question, None)
             answer.set_exception(error)
             raise
     return answer.result()
@@ -352,27 +345,14 @@ _TOKEN = re.compile(r"%(?P<token>.?)")
 _TOKEN_OR_VARIABLE = re.compile(_TOKEN.pattern + r"|\$\{(?P<variable>[^}]*)\}")
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _DEFAULT_RSA_BITS = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithms:
-    """Algorithms that the configuration allows; empty means that it does not say.
-
-    Attributes:
-        kex: KexAlgorithms.
-        ciphers: Ciphers.
-        macs: MACs.
-        host_keys: HostKeyAlgorithms.
-        user_keys: PubkeyAcceptedAlgorithms.
-        authorities: CASignatureAlgorithms.
-    """
-
-    kex: tuple[str, ...] = ()
-    ciphers: tuple[str, ...] = ()
-    macs: tuple[str, ...] = ()
-    host_keys: tuple[str, ...] = ()
-    user_keys: tuple[str, ...] = ()
-    authorities: tuple[str, ...] = ()
+_ALGORITHMS = [
+    "KexAlgorithms",
+    "HostKeyAlgorithms",
+    "Ciphers",
+    "MACs",
+    "PubkeyAcceptedAlgorithms",
+    "CASignatureAlgorithms",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +377,7 @@ class Settings:
         certificates: files of certificates for these keys.
         agent: socket of the agent; None without one.
         token_provider: library with further keys, which are not used.
-        algorithms: the allowed algorithms.
+        algorithms: the allowed algorithms, by option (``KexAlgorithms``); without those that it leaves as they are.
         rsa_bits: least size of RSA keys.
         rekey: bytes and seconds after which session keys are renewed; 0 for the usual ones.
         proxy_command: command that carries the connection, if there is one.
@@ -428,7 +408,7 @@ class Settings:
     certificates: tuple[str, ...] = ()
     agent: str | None = None
     token_provider: str | None = None
-    algorithms: Algorithms = Algorithms()
+    algorithms: Mapping[str, Sequence[str]] = field(default_factory=dict[str, "Sequence[str]"])
     rsa_bits: int = _DEFAULT_RSA_BITS
     rekey: tuple[int, int] = (0, 0)
     proxy_command: str | None = None
@@ -646,21 +626,10 @@ def _agent(options: Options, tokens: Mapping[str, str]) -> str | None:
     return expanded(agent, tokens, "IdentityAgent")
 
 
-def _algorithms(options: Options) -> Algorithms:
+def _algorithms(options: Options) -> Mapping[str, Sequence[str]]:
     usual = default_options()  # this ssh's own choice is no restriction: it may be older than paramiko
-
-    def listed(name: str) -> tuple[str, ...]:
-        values = options.get(name, ())
-        return tuple(values[0].split(",")) if values and values != usual.get(name) else ()
-
-    return Algorithms(
-        kex=listed("kexalgorithms"),
-        ciphers=listed("ciphers"),
-        macs=listed("macs"),
-        host_keys=listed("hostkeyalgorithms"),
-        user_keys=listed("pubkeyacceptedalgorithms"),
-        authorities=listed("casignaturealgorithms"),
-    )
+    values = {name: options.get(name.lower()) for name in _ALGORITHMS}
+    return {name: value[0].split(",") for name, value in values.items() if value and value != usual.get(name.lower())}
 
 
 def _rekey(options: Options) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import socket
@@ -33,15 +32,12 @@ from skyward.machine.paramiko_parts import (
 from skyward.machine.ssh_config import SSHTarget, route
 
 if TYPE_CHECKING:
-    from skyward.machine.ssh_login import SSHSession
+    from skyward.machine.ssh_login import Dial, SSHSession
 
 log = logging.getLogger("skyward.machine")
 
 T = TypeVar("T")
-Dial: TypeAlias = Callable[[str, int], socket.socket]
-Connect: TypeAlias = (
-    "Callable[[SSHTarget, Dial | None, threading.Event, Callable[[str], None], threading.Lock], SSHSession]"
-)
+Connect: TypeAlias = "Callable[[SSHTarget, Dial | None, Callable[[str], None], threading.Lock], Awaitable[SSHSession]]"
 
 ACKNOWLEDGE_BYTES: Final = WINDOW_BYTES // 8
 """Received bytes after which a stream opens the machine's window again: each time costs a packet and a wake-up."""
@@ -57,7 +53,6 @@ _COMMANDS = 8  # of the 10 sessions that sshd allows on a connection
 _BACKLOG = 512
 _OPENING_S = 10.0
 """Limit for opening one forwarded connection. Whoever dials gives up before, and two that hang keep out all others."""
-_POLL_S = 0.1
 _ACCEPT_PAUSE_S = 0.03
 _AUTHENTICATION_REFUSED_FOR_S = 2.0  # a refusal answers callers for so long without another attempt
 _COMMANDS_REFUSED_FOR_S = 10.0
@@ -286,11 +281,9 @@ class SSHConnection:
         self._connections = connections
         self._jump: SSHConnection | None = None
         self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._outdated = threading.Event()
-        """Set once :attr:`target` was replaced, or the connection closed: ends the attempt that dials it."""
+        self._closing = False
         self._session: SSHSession | None = None
-        self._attempt: asyncio.Future[SSHSession] | None = None
+        self._attempt: asyncio.Task[SSHSession] | None = None
         self._last_error = ""
         self._refused: tuple[float, BaseException] | None = None
         self._asking: Future[None] | None = None
@@ -300,6 +293,7 @@ class SSHConnection:
         name = f"skyward-ssh {self.target}"
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
         self._asker = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self.loop.set_default_executor(self._executor)
         self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
@@ -327,7 +321,7 @@ class SSHConnection:
         The future fails with UnreachableError if the connection is closed first.
         """
         with self._lock:
-            if not self._closing.is_set():
+            if not self._closing:
                 return asyncio.run_coroutine_threadsafe(self._run_until_closed(work), self.loop)
         closed: Future[T] = Future()
         closed.set_exception(self._closed_error())
@@ -345,7 +339,7 @@ class SSHConnection:
             UnreachableError: this connection was closed.
         """
         with self._lock:
-            if self._closing.is_set():
+            if self._closing:
                 raise self._closed_error()
             if (host, port) not in self._listeners:
                 listener = keep_from_forks(socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG))
@@ -355,33 +349,26 @@ class SSHConnection:
             self._listening[host, port] += 1
             return ("127.0.0.1", int(self._listeners[host, port][0].getsockname()[1]))
 
+    def dial(self, host: str, port: int) -> Future[socket.socket]:
+        """Open a connection from the machine to ``host:port``; the future fails as connecting does."""
+
+        async def dialled() -> socket.socket:
+            ours, theirs = map(keep_from_forks, socket.socketpair())
+            try:
+                await self._tunnel(theirs, host, port)
+            except BaseException:
+                ours.close()
+                raise
+            return ours
+
+        return self.submit(dialled)
+
     def unlisten(self, host: str, port: int) -> None:
         """Drop one use of a port of :meth:`listen`; the last one closes the port. Accepted connections live on."""
         with self._lock:
             self._listening[host, port] -= 1
             if not self._listening[host, port] and (host, port) in self._listeners:
                 self._listeners.pop((host, port))[1].cancel()
-
-    def dial(self, host: str, port: int, stopped: threading.Event) -> socket.socket:
-        """Return a connection from the machine to ``host:port``. Blocks, until ``stopped`` is set at most.
-
-        Raises:
-            UnreachableError: ``stopped`` was set.
-            Exception: the failure to connect to the machine, or from it.
-        """
-        ours, theirs = map(keep_from_forks, socket.socketpair())
-        theirs.settimeout(0)
-        opening = self.submit(partial(self._tunnel, theirs, host, port))
-        try:
-            while not concurrent.futures.wait([opening], _POLL_S).done:
-                if stopped.is_set():
-                    opening.cancel()
-                    raise UnreachableError(f"closed while connecting to {host} port {port} by way of {self.target}")
-            opening.result()
-        except BaseException:
-            ours.close()
-            raise
-        return ours
 
     def move(self, target: SSHTarget) -> None:
         """Dial the same machine at another address from now on; an attempt at the former one ends, and fails.
@@ -391,25 +378,22 @@ class SSHConnection:
         with self._lock:
             self.target = target
             self._refused = None
-            outdated, self._outdated = self._outdated, threading.Event()
-            if self._closing.is_set():
-                self._outdated.set()
-        outdated.set()
+        self.request(self._end_attempt)
 
     def close(self) -> None:
         """End the connection, the forwards and the threads, and wait for their end. Idempotent."""
         with self._lock:
-            if self._closing.is_set():
+            if self._closing:
                 return
-            self._closing.set()
-            self._outdated.set()
+            self._closing = True
             for _, accepting in self._listeners.values():
                 accepting.cancel()
+        self.request(self._end_attempt)
         self._hang_up()
         self._executor.shutdown(cancel_futures=True)
         self._asker.shutdown(cancel_futures=True)
-        self._hang_up()  # again, as an attempt may have succeeded since the first time
         asyncio.run_coroutine_threadsafe(self._end_tasks(), self.loop).result()
+        self._hang_up()  # again, as an attempt may have succeeded since the first time
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         if self._jump is not None:
@@ -426,10 +410,10 @@ class SSHConnection:
         """
         session = await self._open_session()
         try:
-            return await self.loop.run_in_executor(self._executor, action, session.client)
+            return await asyncio.to_thread(action, session.client)
         except StaleConnectionError:
             session = await self._open_session()
-            return await self.loop.run_in_executor(self._executor, action, session.client)
+            return await asyncio.to_thread(action, session.client)
 
     async def start(self, command: Callable[[Client], T]) -> T:
         """Start a command by :meth:`use`; retry for 10 s while the machine allows no further one."""
@@ -452,19 +436,55 @@ class SSHConnection:
 
     async def _open_session(self) -> SSHSession:
         """Return the connection; all callers share one attempt to open it."""
+        if self._closing:
+            raise self._closed_error()
         if self._session is not None and self._session.alive:
             return self._session
         if self._refused is not None and time.monotonic() < self._refused[0]:
             raise self._refused[1]
         if self._attempt is None or self._attempt.done():
-            self._attempt = self.loop.run_in_executor(self._executor, self._connect)
-        return await asyncio.shield(self._attempt)
+            self._attempt = self.loop.create_task(self._connect())
+        attempt = self._attempt
+        try:
+            return await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            if attempt.cancelled() and not self._closing:
+                raise UnreachableError(f"the machine has another address now: {self.target}") from None
+            raise
+
+    def _end_attempt(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+
+    async def _connect(self) -> SSHSession:
+        try:
+            by_jump = await self._dialler()
+            session = await self._connections.connect(self.target, by_jump, self._report, self.gate)
+        except Exception as error:
+            self._report(str(error))
+            if isinstance(error, AuthenticationError):  # servers lock out a client that is refused repeatedly
+                self._refused = (time.monotonic() + _AUTHENTICATION_REFUSED_FOR_S, error)
+            raise
+        self._last_error = ""
+        session.socket.on_idle = lambda: self._ask(session)
+        self._session = session
+        return session
+
+    async def _dialler(self) -> Dial | None:
+        """Return the function that dials by way of the last jump host; None without jump hosts."""
+        if self._jump is None and (before := self._before or await asyncio.to_thread(route, self.target)):
+            self._jump = self._connections.acquire(before)
+        jump = self._jump
+        return None if jump is None else lambda host, port: asyncio.wrap_future(jump.dial(host, port))
+
+    def _report(self, why: str) -> None:
+        self._last_error = why
 
     async def _run_until_closed(self, work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
         except (asyncio.CancelledError, RuntimeError):  # an executor that is shut down raises RuntimeError
-            if self._closing.is_set():
+            if self._closing:
                 raise self._closed_error() from None
             raise
 
@@ -512,31 +532,6 @@ class SSHConnection:
     def _run_loop(self) -> None:
         self.loop.run_forever()
         self.loop.close()
-
-    def _connect(self) -> SSHSession:
-        with self._lock:
-            target, outdated = self.target, self._outdated
-        try:
-            session = self._connections.connect(target, self._dialler(), outdated, self._report, self.gate)
-        except BaseException as error:
-            self._report(str(error))
-            if isinstance(error, AuthenticationError):  # servers lock out a client that is refused repeatedly
-                self._refused = (time.monotonic() + _AUTHENTICATION_REFUSED_FOR_S, error)
-            raise
-        self._last_error = ""
-        session.socket.on_idle = lambda: self._ask(session)
-        self._session = session
-        return session
-
-    def _report(self, why: str) -> None:
-        self._last_error = why
-
-    def _dialler(self) -> Dial | None:
-        """Return the function that dials by way of the last jump host; None without jump hosts."""
-        if self._jump is None and (before := self._before or route(self.target)):
-            self._jump = self._connections.acquire(before)
-        jump = self._jump
-        return None if jump is None else lambda host, port: jump.dial(host, port, self._closing)
 
     def _ask(self, session: SSHSession) -> None:
         """Request an answer of a machine that has been silent for a while."""

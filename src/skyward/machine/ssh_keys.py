@@ -281,7 +281,7 @@ def verify(shown: HostKey, known: KnownKeys, settings: Settings, *, certificate:
     Raises:
         HostKeyError: the key is revoked, is not on file, or is too small, and no authority vouches for it.
     """
-    authority = HostKey(type="", blob=signer(certificate)) if certificate else None
+    authority = signer(certificate) if certificate else b""
     _refuse_revoked(shown, authority, known, settings, certificate)
     bits = rsa_bits(shown.blob)
     if bits is not None and bits < settings.rsa_bits:
@@ -300,20 +300,18 @@ def verify(shown: HostKey, known: KnownKeys, settings: Settings, *, certificate:
         )
 
 
-def _doubt(certificate: bytes, shown: bytes, authority: HostKey, known: KnownKeys, settings: Settings) -> str:
+def _doubt(certificate: bytes, shown: bytes, authority: bytes, known: KnownKeys, settings: Settings) -> str:
     """Return the reason not to accept a machine's certificate; empty if it is good."""
     shows = f"{settings.host} port {settings.port} shows a host certificate"
-    sources = [key.source for key in known.authorities if key.blob == authority.blob]
+    sources = [key.source for key in known.authorities if key.blob == authority]
     if not sources:
         return f"{shows} of an authority that is not on file (@cert-authority): nothing was sent to it"
-    reason = objection(certificate, shown, settings.names[-1], settings.algorithms.authorities)
+    reason = objection(certificate, shown, settings.names[-1], settings.algorithms.get("CASignatureAlgorithms", ()))
     return f"{shows} that is not valid: {reason} ({sources[0]}). Nothing was sent to it." if reason else ""
 
 
-def _refuse_revoked(
-    shown: HostKey, authority: HostKey | None, known: KnownKeys, settings: Settings, certificate: bytes
-) -> None:
-    blobs = {shown.blob, authority.blob if authority else shown.blob}
+def _refuse_revoked(shown: HostKey, authority: bytes, known: KnownKeys, settings: Settings, certificate: bytes) -> None:
+    blobs = {shown.blob, authority or shown.blob}
     sources = [key.source for key in known.revoked if key.blob in blobs]
     sources += [path for path in settings.revoked_keys if is_revoked(path, blobs, certificate or shown.blob)]
     if sources:
@@ -638,7 +636,7 @@ def identities(settings: Settings) -> Generator[Identities]:
                 held = stack.enter_context(closing(Agent(settings.agent))).keys
             except (OSError, SSHException) as error:
                 complaints.append(f"the agent at {settings.agent} does not answer: {error}")
-        yield _given(settings, held) if settings.key_path else _usual(settings, held, complaints)
+        yield _identities(settings, held, complaints)
 
 
 def rsa_bits(blob: bytes) -> int | None:
@@ -650,52 +648,34 @@ def rsa_bits(blob: bytes) -> int | None:
     return int.from_bytes(message.get_binary(), "big").bit_length()
 
 
-def _given(settings: Settings, held: Iterable[AgentKey]) -> Identities:
-    path = str(settings.key_path)
-    public = _public_blob(path)
-    certificates, unusable = _certificates(settings, [path])
-    for key in held:
-        if key.blob == public:
-            usable = _with_certificates(Identity(key=key, name=f"{path} (agent)", in_agent=True), certificates)
-            return Identities(usable=usable, unusable=unusable)
-    found = _load(path)
-    if isinstance(found, str):
-        raise AuthenticationError(found)
-    return Identities(usable=_with_certificates(found, certificates), unusable=unusable)
-
-
-def _usual(settings: Settings, held: Iterable[AgentKey], complaints: Iterable[str]) -> Identities:
+def _identities(settings: Settings, held: Iterable[AgentKey], complaints: Iterable[str]) -> Identities:
     """Return the agent's keys that also lie in files, the agent's others, and the files' others."""
-    # Servers count attempts: the keys that are configured or usual for this host come before the agent's many others.
-    blobs = {_public_blob(path): path for path in settings.identities if _is_there(path)}
-    certificates, unreadable = _certificates(settings, settings.identities)
+    given = settings.key_path
+    paths = [given] if given else [path for path in settings.identities if not _is_usual(path) or _exists(path)]
+    blobs = {_public_blob(path): path for path in paths}
+    certificates, unreadable = _certificates(settings, paths)
     ours = {*blobs, *certificates, *(each.key_blob for several in certificates.values() for each in several)}
-    first = [
-        Identity(key=key, name=f"{blobs.get(key.blob, _comment(key))} (agent)", in_agent=True)
-        for key in held
-        if key.blob in ours
+    # Servers count attempts: the keys that are configured or usual for this host come before the agent's many others.
+    in_agent = [
+        Identity(key=key, name=f"{path} (agent)" if (path := blobs.get(key.blob)) else _comment(key), in_agent=True)
+        for key in sorted(held, key=lambda key: key.blob not in ours)
+        if key.blob in ours or not (given or settings.identities_only)
     ]
-    others = [
-        Identity(key=key, name=f"agent: {_comment(key)}", in_agent=True)
-        for key in held
-        if key.blob not in ours and not settings.identities_only
-    ]
-    in_agent = {key.blob for key in held}
-    loaded = [_load(path) for blob, path in blobs.items() if blob not in in_agent]
-    files = [found for found in loaded if isinstance(found, Identity)]
-    all_keys = [shown for key in (*first, *others, *files) for shown in _with_certificates(key, certificates)]
-    excluded = {each.name: reason for each in all_keys if (reason := _excluded(each, settings))}
-    return Identities(
-        usable=tuple(each for each in all_keys if not _excluded(each, settings)),
-        unusable=(
-            *complaints,
-            *(found for found in loaded if isinstance(found, str)),
-            *(f"the key {path} does not exist" for path in settings.identities if _is_missed(path)),
-            *unreadable,
-            *excluded.values(),
-            *_tokens(settings),
-        ),
+    agent_blobs = {identity.key.blob for identity in in_agent}
+    loaded = [_load(path) for blob, path in blobs.items() if blob not in agent_blobs]
+    files = [key for key in loaded if isinstance(key, Identity)]
+    shown = [(key, _exclusion(key, settings)) for each in (*in_agent, *files) for key in _certified(each, certificates)]
+    usable = tuple(key for key, exclusion in shown if not exclusion)
+    unusable = (
+        *complaints,
+        *(failure for failure in loaded if isinstance(failure, str)),
+        *unreadable,
+        *dict.fromkeys(exclusion for _, exclusion in shown if exclusion),
+        *_tokens(settings),
     )
+    if given and not usable:
+        raise AuthenticationError("; ".join(unusable))
+    return Identities(usable=usable, unusable=unusable)
 
 
 def _tokens(settings: Settings) -> list[str]:
@@ -703,19 +683,19 @@ def _tokens(settings: Settings) -> list[str]:
     return [f"keys of PKCS11Provider {library}: load them into the agent (`ssh-add -s {library}`)"] if library else []
 
 
-def _is_there(path: str) -> bool:
+def _exists(path: str) -> bool:
     return os.path.exists(path) or os.path.exists(f"{path}.pub")
 
 
-def _is_missed(path: str) -> bool:
-    """Return True for a key that does not exist, and that is not one of the usual ones."""
+def _is_usual(path: str) -> bool:
+    """Return True for a key that OpenSSH looks for without configuration."""
     folder, name = os.path.split(path)
-    return not _is_there(path) and not (folder == os.path.expanduser("~/.ssh") and name in _USUAL_NAMES)
+    return folder == os.path.expanduser("~/.ssh") and name in _USUAL_NAMES
 
 
-def _excluded(identity: Identity, settings: Settings) -> str:
+def _exclusion(identity: Identity, settings: Settings) -> str:
     """Return the reason why the configuration excludes a key; empty if it does not."""
-    allowed = settings.algorithms.user_keys
+    allowed = settings.algorithms.get("PubkeyAcceptedAlgorithms", ())
     if allowed and not set(_ALGORITHMS.get(identity.type, (identity.type,))) & {*allowed}:
         return f"{identity.name} is of a type that PubkeyAcceptedAlgorithms excludes: {identity.type}"
     bits = rsa_bits(identity.key.asbytes()) if identity.type == "ssh-rsa" else None
@@ -738,7 +718,7 @@ def _certificates(settings: Settings, paths: Iterable[str]) -> tuple[Mapping[byt
     return certificates, tuple(unreadable)
 
 
-def _with_certificates(identity: Identity, certificates: Mapping[bytes, list[PublicBlob]]) -> tuple[Identity, ...]:
+def _certified(identity: Identity, certificates: Mapping[bytes, list[PublicBlob]]) -> tuple[Identity, ...]:
     """Return the key with each of its certificates, then without."""
     shown: list[Identity] = []
     for certificate in certificates.get(identity.key.asbytes(), ()):
@@ -749,7 +729,7 @@ def _with_certificates(identity: Identity, certificates: Mapping[bytes, list[Pub
 
 
 def _comment(key: AgentKey) -> str:
-    return key.comment or key.get_name()
+    return f"agent: {key.comment or key.get_name()}"
 
 
 def _load(path: str) -> Identity | str:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import math
 import os
-import selectors
 import socket
 import struct
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import paramiko
 import psutil
 from paramiko import AuthenticationException, BadAuthenticationType, ssh_exception
 from paramiko.ssh_exception import IncompatiblePeer, ProxyCommandFailure
-from tenacity import (
-    Retrying,
-    retry_if_exception,
-    sleep_using_event,
-    stop_after_delay,
-    stop_when_event_set,
-    wait_exponential,
-    wait_random,
-)
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.platform import NOTSENT_LOWAT, kill_group, receive_socket
@@ -41,14 +34,13 @@ from skyward.machine.paramiko_parts import (
     client_class,
     end_handshake,
     hush,
-    open_channel,
     packetizer_class,
 )
-from skyward.machine.ssh_config import Algorithms, Settings, SSHTarget, settings
+from skyward.machine.ssh_config import Settings, SSHTarget, settings
 from skyward.machine.ssh_keys import HostKey, Identities, Identity, KnownKeys, identities, known_keys, unknown, verify
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
-_DIAL_POLL_S = 0.1
+_LEAST_S = 1.0
 _COMPLAINT_CHARACTERS = 500
 _TICKS: Final = 30
 _IDLE_TICKS: Final = 10
@@ -85,38 +77,37 @@ def resolve(host: str, port: int, family: int = socket.AF_UNSPEC) -> Sequence[tu
         raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no valid host name") from error
 
 
-def dial_tcp(
+async def dial_tcp(
     host: str,
     port: int,
     *,
-    deadline: float,
-    stopped: threading.Event,
     family: int = socket.AF_UNSPEC,
     bind: tuple[str, str] = ("", ""),
-    address_s: float | None = None,
+    address_s: float = _ADDRESS_TIMEOUT_S,
+    deadline: float = math.inf,
 ) -> Dialled:
     """Connect to the first address that answers; IPv4 comes first.
 
     Args:
         host: name or address.
         port: TCP port.
-        deadline: time on the monotonic clock at which to give up.
-        stopped: ends the attempt when set.
         family: family of addresses; all by default.
         bind: own address and interface to connect from; empty for any.
-        address_s: time for one address; ten seconds by default.
+        address_s: time for one address.
+        deadline: time on the monotonic clock at which to give up; an address has a second all the same.
 
     Raises:
         OSError: no address answered; the failure of the last one.
     """
-    found = resolve(host, port, family)
+    addresses = await asyncio.to_thread(resolve, host, port, family)
     failure: OSError = TimeoutError("the host has no address")
     # One at a time: an address that does not answer costs up to ten seconds.
-    for own_family, kind, protocol, _, address in sorted(found, key=lambda info: info[0] != socket.AF_INET):
+    for own_family, kind, protocol, _, address in sorted(addresses, key=lambda info: info[0] != socket.AF_INET):
         sock = keep_from_forks(socket.socket(own_family, kind, protocol))
         try:
+            sock.settimeout(0)
             _bind(sock, *bind)
-            _connect(sock, address, min(deadline, time.monotonic() + (address_s or _ADDRESS_TIMEOUT_S)), stopped)
+            await _connect(sock, address, max(_LEAST_S, min(deadline - time.monotonic(), address_s)))
         except OSError as error:
             sock.close()
             failure = error
@@ -128,6 +119,14 @@ def dial_tcp(
     raise failure
 
 
+async def _connect(sock: socket.socket, address: Any, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await asyncio.get_running_loop().sock_connect(sock, address)
+    except OSError as error:  # asyncio's has other words than the system's
+        raise OSError(error.errno, os.strerror(error.errno)) if error.errno else TimeoutError("no answer") from error
+
+
 def _bind(sock: socket.socket, address: str, interface: str) -> None:
     """Connect from an address, or from the first one of an interface."""
     own = [each.address for each in psutil.net_if_addrs().get(interface, ()) if each.family == sock.family]
@@ -137,31 +136,11 @@ def _bind(sock: socket.socket, address: str, interface: str) -> None:
         sock.bind(socket.getaddrinfo(address or own[0], None, sock.family, socket.SOCK_STREAM)[0][4])
 
 
-def _connect(sock: socket.socket, address: object, deadline: float, stopped: threading.Event) -> None:
-    sock.settimeout(0)  # not blocking, so that `stopped` ends the attempt within a tenth of a second
-    with contextlib.suppress(BlockingIOError):
-        sock.connect(address)  # pyright: ignore[reportArgumentType]
-    with selectors.DefaultSelector() as selector:
-        selector.register(sock, selectors.EVENT_WRITE)
-        while not selector.select(_DIAL_POLL_S):
-            if stopped.is_set():
-                raise ConnectionAbortedError("the connection was closed meanwhile")
-            if time.monotonic() >= deadline:
-                raise TimeoutError("no answer")
-    if number := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        raise OSError(number, os.strerror(number))
-
-
-def dial_command(command: str, *, shell: str = "/bin/sh", passes_socket: bool = False) -> Dialled:
-    """Start a proxy command, whose input and output carry the connection.
-
-    Args:
-        command: the command line.
-        shell: the shell that runs it.
-        passes_socket: True if it connects a socket, hands that over through its output, and ends.
+def dial_command(command: str, *, shell: str = "/bin/sh") -> Dialled:
+    """Start a proxy command in a shell; its input and output carry the connection.
 
     Raises:
-        OSError: the process cannot be started, or hands over no socket.
+        OSError: the process cannot be started.
     """
     ours, theirs = map(keep_from_forks, socket.socketpair())
     # A file, as a pipe that nobody reads would block a talkative command.
@@ -180,28 +159,39 @@ def dial_command(command: str, *, shell: str = "/bin/sh", passes_socket: bool = 
             complaints.close()
             raise
 
-    said = ""
+    printed = ""
 
     def hang_up() -> None:
-        nonlocal said
+        nonlocal printed
         with contextlib.suppress(ProcessLookupError):
             kill_group(process.pid)  # what the command has started holds the connection, too
         process.wait()
         complaints.seek(0)
-        said = complaints.read().decode(errors="replace").strip()[-_COMPLAINT_CHARACTERS:]
+        printed = complaints.read().decode(errors="replace").strip()[-_COMPLAINT_CHARACTERS:]
         complaints.close()
 
-    if passes_socket:
-        with ours:
-            ours.settimeout(_ADDRESS_TIMEOUT_S)
-            try:
-                ours = keep_from_forks(receive_socket(ours))
-            except OSError as error:
-                hang_up()
-                raise ConnectionAbortedError(
-                    errno.ECONNABORTED, f"the proxy command passes no socket: {said}"
-                ) from error
-    return Dialled(socket=ours, hang_up=hang_up, complaint=lambda: said)
+    return Dialled(socket=ours, hang_up=hang_up, complaint=lambda: printed)
+
+
+async def _receive_socket(command: Dialled) -> Dialled:
+    """Return the connected socket that a proxy command passes through its output (ProxyUseFdpass).
+
+    Raises:
+        OSError: it passes none.
+    """
+    assert command.hang_up is not None
+    command.socket.settimeout(_ADDRESS_TIMEOUT_S)
+    try:
+        with command.socket:
+            passed = await asyncio.to_thread(receive_socket, command.socket)
+    except BaseException as error:
+        command.hang_up()
+        if not isinstance(error, OSError):
+            raise
+        raise ConnectionAbortedError(
+            errno.ECONNABORTED, f"the proxy command passes no socket: {command.complaint()}"
+        ) from error
+    return replace(command, socket=keep_from_forks(passed))
 
 
 class LiveSocket:
@@ -220,7 +210,6 @@ class LiveSocket:
         on_idle: requests an answer; called in the reading thread after each silent third of ``silence_s``. None means
             that silence is allowed.
         reason: the reason for which this side gave the connection up; empty if it did not.
-        stopped: ends reading within a tick when set; None means that only :meth:`close` does.
     """
 
     def __init__(
@@ -235,7 +224,6 @@ class LiveSocket:
         self._silence_s = silence_s
         self.on_idle: Callable[[], None] | None = None
         self.reason = ""
-        self.stopped: threading.Event | None = None
         self._socket = sock
         self._gate = gate or threading.Lock()
         self._gate_keeper = 0
@@ -263,7 +251,7 @@ class LiveSocket:
 
         Raises:
             TimeoutError: nothing came within a tick; call again.
-            ConnectionAbortedError: nothing came for ``silence_s``, or until :attr:`stopped` was set.
+            ConnectionAbortedError: nothing came for ``silence_s``.
             OSError: the connection is broken.
         """
         if not self._unread:
@@ -330,9 +318,6 @@ class LiveSocket:
         return received
 
     def _stay_silent(self) -> None:
-        if self.stopped is not None and self.stopped.is_set():
-            self.abort("the connection was closed before it was complete")
-            raise ConnectionAbortedError(errno.ECONNABORTED, self.reason)
         if self.on_idle is None:
             return
         # Ticks, not a clock: after the process was stopped, or its machine asleep, the peer has not been silent.
@@ -381,49 +366,37 @@ _NOT_THERE = Meaning(
     advice="check that the machine runs, that sshd listens on that port, and that no firewall is in between",
 )
 _NO_ROUTE = Meaning(transient=True, advice="check this machine's network, VPN and routes")
-_BROKE_OFF = Meaning(
-    transient=True, advice="check that an SSH server listens there, and its log (it may have too many connections)"
-)
 _UNKNOWN_NAME = Meaning(transient=False, advice="check the spelling, and HostName in the SSH configuration")
 _REFUSED_USER = Meaning(
     error=AuthenticationError,
     transient=False,
     advice="check the user's name, and that one of these public keys is in ~/.ssh/authorized_keys there",
 )
-_UNLIKE = Meaning(transient=False, advice="`ssh -v` shows what both sides offer")
-_PROXY = Meaning(transient=True, advice="check ProxyCommand in the SSH configuration")
-_REFUSED_CHANNEL = Meaning(
-    transient=False, advice="check AllowTcpForwarding and PermitOpen in the machine's sshd_config"
+_BROKE_OFF = Meaning(
+    transient=True, advice="check that an SSH server listens there, and its log (it may have too many connections)"
 )
-_REFUSED_SESSION = Meaning(
-    transient=True, advice="check MaxSessions in the machine's sshd_config: ten or more are needed"
-)
-_CONFIGURED = Meaning(error=ConfigurationError, transient=False, advice="correct the SSH configuration")
 
 # A test fails when paramiko has an exception without a row, or when a row hides a later one.
-MEANINGS: Final[dict[type[BaseException], Meaning]] = {
-    ssh_exception.BadAuthenticationType: _REFUSED_USER,
-    ssh_exception.PartialAuthentication: _REFUSED_USER,
-    ssh_exception.PasswordRequiredException: _REFUSED_USER,
-    ssh_exception.UnableToAuthenticate: _REFUSED_USER,
-    ssh_exception.AuthenticationException: _REFUSED_USER,
-    ssh_exception.BadHostKeyException: _REFUSED_USER,
-    ssh_exception.IncompatiblePeer: _UNLIKE,
-    ssh_exception.MessageOrderError: _BROKE_OFF,
-    ssh_exception.ChannelException: _REFUSED_CHANNEL,
-    ssh_exception.ProxyCommandFailure: _PROXY,
-    ssh_exception.CouldNotCanonicalize: _CONFIGURED,
-    ssh_exception.ConfigParseError: _CONFIGURED,
-    ssh_exception.NoValidConnectionsError: _NOT_THERE,
-    paramiko.SSHException: _BROKE_OFF,
-    StaleConnectionError: _BROKE_OFF,
-    RefusedSessionError: _REFUSED_SESSION,
-    EOFError: _BROKE_OFF,
-    ConnectionRefusedError: _NOT_THERE,
-    ConnectionError: _BROKE_OFF,
-    TimeoutError: _NOT_THERE,
-    OSError: _NO_ROUTE,
-}
+MEANINGS: Final[Sequence[tuple[tuple[type[BaseException], ...], Meaning]]] = (
+    ((AuthenticationException, ssh_exception.BadHostKeyException), _REFUSED_USER),
+    ((IncompatiblePeer,), Meaning(transient=False, advice="`ssh -v` shows what both sides offer")),
+    (
+        (ssh_exception.ChannelException,),
+        Meaning(transient=False, advice="check AllowTcpForwarding and PermitOpen in the machine's sshd_config"),
+    ),
+    ((ProxyCommandFailure,), Meaning(transient=True, advice="check ProxyCommand in the SSH configuration")),
+    (
+        (ssh_exception.CouldNotCanonicalize, ssh_exception.ConfigParseError),
+        Meaning(error=ConfigurationError, transient=False, advice="correct the SSH configuration"),
+    ),
+    (
+        (RefusedSessionError,),
+        Meaning(transient=True, advice="check MaxSessions in the machine's sshd_config: ten or more are needed"),
+    ),
+    ((ssh_exception.NoValidConnectionsError, ConnectionRefusedError, TimeoutError), _NOT_THERE),
+    ((paramiko.SSHException, StaleConnectionError, EOFError, ConnectionError), _BROKE_OFF),
+    ((OSError,), _NO_ROUTE),
+)
 """From the particular to the general: the first match counts."""
 
 _UNKNOWN_NAMES = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
@@ -440,7 +413,7 @@ def meaning(error: BaseException) -> Meaning | None:
         return _UNKNOWN_NAME if error.errno in _UNKNOWN_NAMES else _NO_ROUTE
     if isinstance(error, ssh_exception.ChannelException) and error.code == _CONNECT_FAILED:
         return _NOT_THERE
-    found = next((known for kind, known in MEANINGS.items() if isinstance(error, kind)), None)
+    found = next((known for kinds, known in MEANINGS if isinstance(error, kinds)), None)
     if found is _NO_ROUTE and isinstance(error, OSError) and error.errno in _PERMANENT:
         return replace(_NO_ROUTE, transient=False)
     return found
@@ -461,15 +434,6 @@ def is_transient(error: BaseException) -> bool:
     return found is not None and found.transient
 
 
-# Without the CBC ciphers and the SHA-1 and MD5 hashes that paramiko also supports.
-_CIPHERS = (
-    "aes128-gcm@openssh.com",
-    "aes256-gcm@openssh.com",
-    "aes128-ctr",
-    "aes192-ctr",
-    "aes256-ctr",
-)
-_MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 _HOST_KEY_TYPES = (
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",
@@ -489,23 +453,33 @@ _LISTS = (
 )
 
 
-def agree(client: Any, allowed: Algorithms, known: KnownKeys) -> None:
+def agree(client: Any, allowed: Mapping[str, Sequence[str]], known: KnownKeys) -> None:
     """Have a connection offer what the SSH configuration allows, and prefer host keys that are on file.
 
     Raises:
         ConfigurationError: the configuration allows nothing that paramiko has.
     """
     options = client.get_security_options()
-    options.kex = _allowed(options.kex, allowed.kex, "KexAlgorithms")
-    options.ciphers = _allowed(_CIPHERS, allowed.ciphers, "Ciphers")
-    options.digests = _MACS if all("gcm" in each for each in options.ciphers) else _allowed(_MACS, allowed.macs, "MACs")
-    options.key_types = _allowed(_preferred(known), allowed.host_keys, "HostKeyAlgorithms")
+    macs = _modern(options.digests, first="etm")
+    options.kex = _allowed(options.kex, allowed, "KexAlgorithms")
+    options.ciphers = _allowed(_modern(options.ciphers, first="gcm"), allowed, "Ciphers")
+    options.digests = macs if all("gcm" in cipher for cipher in options.ciphers) else _allowed(macs, allowed, "MACs")
+    options.key_types = _allowed(_preferred(known), allowed, "HostKeyAlgorithms")
 
 
-def disabled(allowed: Algorithms) -> list[str]:
+def _modern(names: Iterable[str], *, first: str) -> tuple[str, ...]:
+    """Return the algorithms that are not outdated; before the others those whose name contains ``first``."""
+    return tuple(sorted((name for name in names if not _is_outdated(name)), key=lambda name: first not in name))
+
+
+def _is_outdated(name: str) -> bool:
+    return any(part in name for part in _OLD)
+
+
+def disabled(allowed: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the algorithms of the user's keys that the configuration excludes."""
-    names = {*allowed.user_keys}
-    return [name for name in _HOST_KEY_TYPES if names and not {name, name + _CERTIFICATE} & names]
+    names = allowed.get("PubkeyAcceptedAlgorithms", ())
+    return [name for name in _HOST_KEY_TYPES if names and name not in names and name + _CERTIFICATE not in names]
 
 
 def disagreement(client: Any) -> str:
@@ -523,7 +497,7 @@ def disagreement(client: Any) -> str:
 
 
 def _reason(offered: Iterable[str], option: str) -> str:
-    if all(any(part in name for part in _OLD) for name in offered):
+    if all(map(_is_outdated, offered)):
         return "All that the machine offers is outdated: update its SSH server"
     return (
         f"The machine is stricter than this client, or your SSH configuration is: allow one of this client's in the "
@@ -531,11 +505,11 @@ def _reason(offered: Iterable[str], option: str) -> str:
     )
 
 
-def _allowed(ours: Sequence[str], allowed: Sequence[str], option: str) -> tuple[str, ...]:
-    chosen = tuple(name for name in ours if not allowed or name in allowed)
+def _allowed(ours: Sequence[str], allowed: Mapping[str, Sequence[str]], option: str) -> tuple[str, ...]:
+    chosen = tuple(name for name in ours if name in allowed.get(option, ours))
     if not chosen:
         raise ConfigurationError(
-            f"{option} of the SSH configuration allows only {', '.join(allowed)}; Skyward's client has only "
+            f"{option} of the SSH configuration allows only {', '.join(allowed[option])}; Skyward's client has only "
             f"{', '.join(ours)}: allow one of these"
         )
     return chosen
@@ -587,19 +561,17 @@ class SSHSession:
         self.client.join(_STEP_TIMEOUT_S)
 
 
-def connect(
-    target: SSHTarget,
-    by_jump: Callable[[str, int], socket.socket] | None,
-    stopped: threading.Event,
-    report: Callable[[str], None],
-    gate: threading.Lock,
+Dial: TypeAlias = Callable[[str, int], Awaitable[socket.socket]]
+
+
+async def connect(
+    target: SSHTarget, by_jump: Dial | None, report: Callable[[str], None], gate: threading.Lock
 ) -> SSHSession:
-    """Connect and log in; retry transient failures for the target's ``patience_s``. Blocks.
+    """Connect and log in; retry transient failures for the target's ``patience_s``. A cancellation ends the attempt.
 
     Args:
         target: the machine.
         by_jump: opens a connection to a host and port through the last jump host, if there is one.
-        stopped: ends the attempt when set.
         report: called with the reason of each failure before a retry.
         gate: see :class:`~skyward.machine.ssh_connection.SSHConnection`.
 
@@ -609,116 +581,93 @@ def connect(
         HostKeyError: the machine is unknown, or shows another key than the one on file.
         UnreachableError: the machine did not answer.
     """
-    own = settings(target)  # outside of the retries: a broken configuration does not mend itself
+    # Outside of the retries: a broken configuration does not mend itself.
+    own = await asyncio.to_thread(settings, target)
     started = time.monotonic()
     patience_s = max(target.patience_s, own.dial_s or 0.0)
-    retrying = Retrying(
+    retrying = AsyncRetrying(
         retry=retry_if_exception(is_transient),
-        stop=stop_after_delay(patience_s) | stop_when_event_set(stopped),
+        stop=stop_after_delay(patience_s),
         wait=wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         + wait_random(0, _FIRST_PAUSE_S),  # many nodes must not retry in step
-        sleep=sleep_using_event(stopped),
         before_sleep=lambda state: report(str(state.outcome and state.outcome.exception())),
         reraise=True,
     )
     try:
-        return retrying(_connect_once, own, by_jump, stopped, deadline=started + patience_s, gate=gate)
+        return await retrying(_connect_once, own, by_jump, gate, deadline=started + patience_s)
     except Exception as error:
         waited = f"tried for {time.monotonic() - started:.0f} s" if is_transient(error) else "not tried again"
         named = "" if own.host == target.host else f"{target.host}: "
         raise translated(error, f"{named}{own} cannot be reached ({waited})") from error
 
 
-def _connect_once(
-    own: Settings,
-    by_jump: Callable[[str, int], socket.socket] | None,
-    stopped: threading.Event,
-    *,
-    deadline: float,
-    gate: threading.Lock,
-) -> SSHSession:
-    known = known_keys(own)
+async def _connect_once(own: Settings, by_jump: Dial | None, gate: threading.Lock, *, deadline: float) -> SSHSession:
+    known = await asyncio.to_thread(known_keys, own)
     if known.empty and not own.known_hosts_command:  # before dialling: nothing is sent to an unknown machine
         if by_jump is None and not own.proxy_command:
-            resolve(own.host, own.port)  # a name without an address has no key that could be added
+            await asyncio.to_thread(resolve, own.host, own.port)  # without an address it has no key to be added
         raise unknown(known, own)
-    dialled = _dial(own, by_jump, stopped, deadline=deadline)
+    dialled = await _dial(own, by_jump, deadline=deadline)
+    sock = LiveSocket(dialled.socket, silence_s=own.silence_s, gate=gate, on_close=dialled.hang_up)
     try:
-        return _log_in(dialled, own, known, stopped, deadline=deadline, gate=gate)
-    except SkywardError:
-        raise
-    except Exception as error:
-        if complaint := dialled.complaint():  # explains more than the broken connection does
+        return await asyncio.to_thread(_log_in, sock, own, known, address=dialled.address, deadline=deadline)
+    except BaseException as error:
+        sock.close()  # ends the thread of a cancelled attempt, too
+        explained = isinstance(error, SkywardError) or not isinstance(error, Exception)
+        if not explained and (complaint := dialled.complaint()):  # explains more than the broken connection does
             raise ProxyCommandFailure(str(own.proxy_command), complaint) from error
         raise
 
 
-def _dial(
-    own: Settings, by_jump: Callable[[str, int], socket.socket] | None, stopped: threading.Event, *, deadline: float
-) -> Dialled:
+async def _dial(own: Settings, by_jump: Dial | None, *, deadline: float) -> Dialled:
     if by_jump is not None:
-        return Dialled(socket=by_jump(own.host, own.port))
+        return Dialled(socket=await by_jump(own.host, own.port))
     if own.proxy_command:
-        return dial_command(own.proxy_command, shell=own.proxy_shell, passes_socket=own.proxy_passes_socket)
-    return dial_tcp(
+        command = dial_command(own.proxy_command, shell=own.proxy_shell)
+        return await _receive_socket(command) if own.proxy_passes_socket else command
+    return await dial_tcp(
         own.host,
         own.port,
-        deadline=deadline,
-        stopped=stopped,
         family=own.family,
         bind=own.bind,
-        address_s=own.dial_s,
+        address_s=own.dial_s or _ADDRESS_TIMEOUT_S,
+        deadline=deadline,
     )
 
 
-def _log_in(
-    dialled: Dialled,
-    settings: Settings,
-    known: KnownKeys,
-    stopped: threading.Event,
-    *,
-    deadline: float,
-    gate: threading.Lock,
-) -> SSHSession:
-    """Agree on session keys, verify the machine's host key, and authenticate the user.
+def _log_in(sock: LiveSocket, settings: Settings, known: KnownKeys, *, address: str, deadline: float) -> SSHSession:
+    """Agree on session keys, verify the machine's host key, and authenticate the user. Blocks.
 
     Args:
-        dialled: the connection; closed on failure.
+        sock: the connection; the caller closes it after a failure.
         settings: user, keys and limits.
         known: the machine's keys on file.
-        stopped: ends the attempt when set, also while the machine is silent.
+        address: its address, where it was dialled directly.
         deadline: time on the monotonic clock at which to give up.
-        gate: see :class:`~skyward.machine.ssh_connection.SSHConnection`.
 
     Raises:
         AuthenticationError: the user was refused.
         HostKeyError: the machine shows another key than the one on file.
         Exception: the failure of the connection; paramiko's own exceptions.
     """
-    sock = LiveSocket(dialled.socket, silence_s=settings.silence_s, gate=gate, on_close=dialled.hang_up)
-    sock.stopped = stopped
-    client: Any = None
+    step_s = max(_LEAST_S, min(_STEP_TIMEOUT_S, deadline - time.monotonic()))
+    client = _new_client(sock, known, settings, timeout_s=step_s)
     try:
-        step_s = max(1.0, min(_STEP_TIMEOUT_S, deadline - time.monotonic()))
-        client = _new_client(sock, known, settings, timeout_s=step_s)
         try:
-            client.start_client(timeout=max(1.0, deadline - time.monotonic()))
+            client.start_client(timeout=max(_LEAST_S, deadline - time.monotonic()))
         except IncompatiblePeer as error:
             raise IncompatiblePeer(disagreement(client) or str(error)) from error
         shown = client.get_remote_server_key()
         key = HostKey(type=shown.get_name(), blob=shown.asbytes())
         if settings.known_hosts_command or settings.check_address:
-            known = known_keys(settings, shown=key, address=dialled.address)
+            known = known_keys(settings, shown=key, address=address)
         verify(key, known, settings, certificate=shown.public_blob.key_blob if shown.public_blob else b"")
         # Only after the machine has proved its identity: another one must not learn which keys the user has.
         with identities(settings) as found:
             _authenticate(client, settings, found)
-        sock.stopped = None  # from here on, closing the session says goodbye to the machine
     except BaseException:
-        if client is not None:
-            end_handshake(client)
-            client.close()
-        sock.close()
+        end_handshake(client)
+        client.close()
         raise
     return SSHSession(client=cast("Client", client), socket=sock)
 
@@ -793,60 +742,3 @@ def _refusal(settings: Settings, found: Identities, tried: list[str]) -> str:
         f"the public key is in ~/.ssh/authorized_keys there (`ssh-copy-id`), in files that only their owner can "
         f"write.{left}{more}"
     )
-
-
-_HANDSHAKE_S = 10.0
-
-
-def shown_key(client: Client) -> str:
-    """Return the host key that the machine has shown: ``"ssh-ed25519 AAAA…"``."""
-    key = client.get_remote_server_key()
-    return f"{key.get_name()} {key.get_base64()}"
-
-
-def key_at(client: Client, host: str, port: int, *, kind: str, timeout_s: float) -> str:
-    """Return the key of that kind of the SSH server that the machine finds at ``host:port``. Blocks.
-
-    Keys are exchanged with that server, from here, through the machine; nobody logs in.
-
-    Args:
-        client: the connection to the machine.
-        host: address of the server, as the machine dials it.
-        port: its port.
-        kind: type of the key, such as ``ssh-ed25519``.
-        timeout_s: seconds in which the machine must have connected. The exchange of keys has ten more.
-
-    Raises:
-        Exception: paramiko's own exceptions: the machine could not connect, or no such server answers there.
-    """
-    channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
-    peer = client_class()(channel)
-    try:
-        peer.name = f"skyward-ssh {host}"
-        hush(peer)
-        peer.banner_timeout = peer.handshake_timeout = _HANDSHAKE_S
-        # A machine with keys of several types shows the first that both sides have.
-        peer.get_security_options().key_types = RSA_SIGNATURES if kind == "ssh-rsa" else (kind,)
-        peer.start_client(timeout=_HANDSHAKE_S)
-        return shown_key(peer)
-    finally:
-        end_handshake(peer)
-        peer.close()
-        channel.close()
-
-
-def answers(client: Client, host: str, port: int, *, timeout_s: float) -> bool:
-    """Return False if the machine gets no answer from ``host:port`` in that time; a refusal is an answer. Blocks.
-
-    Raises:
-        Exception: the connection to the machine has ended.
-    """
-    began = time.monotonic()
-    try:
-        channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
-    except paramiko.SSHException:
-        # By the time, not by the type: of two channels refused at once, paramiko gives a reason for one only. By the
-        # type, 4 of 16 pools on four hosts took a pair of them for unconnected.
-        return time.monotonic() - began < timeout_s
-    channel.close()
-    return True

@@ -26,10 +26,10 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
-from skyward.machine.access import TAGS_FILE, Transport
+from skyward.machine.access import TAGS_FILE
 from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.machine.ssh_config import SSHTarget
-from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, reaching, run_on, survey
+from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, run_verb, survey
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
 from skyward.request.checks import explain_options, refusal, text
 from skyward.request.instance import InstanceSpec
@@ -59,7 +59,7 @@ class _Reached:
         left_out: errors of the hosts that were left out last.
     """
 
-    transports: dict[int, Transport] = field(default_factory=dict[int, Transport])
+    transports: dict[int, SshTransport] = field(default_factory=dict[int, SshTransport])
     hosts: dict[int, Host] = field(default_factory=dict[int, Host])
     taken: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     ending: set[str] = field(default_factory=set[str])
@@ -133,7 +133,7 @@ class SSH(Provider):
             UnreachableError: too few hosts answer.
         """
         _check(request, self.hosts)
-        hosts = self._usable(await self._answering(range(len(self.hosts)), needed=request.nodes), needed=request.nodes)
+        hosts = self._usable(await self._answering(needed=request.nodes), needed=request.nodes)
         fitting = [host for host in hosts if not request.wish.shortfall(host.spec)]
         if len(fitting) < request.nodes:
             raise ConfigurationError(
@@ -161,7 +161,7 @@ class SSH(Provider):
             CapacityError: every host is a node of the pool already, or none is left in its network.
         """
         if not self._state.hosts:
-            await self._answering(range(len(self.hosts)), needed=0)
+            await self._answering(needed=0)
         made: dict[str, Instance] = {}
         try:
             for number, key in enumerate(order.keys):
@@ -193,7 +193,7 @@ class SSH(Provider):
 
     async def tagged(self) -> Sequence[Instance]:
         """Return every node on the hosts, of any process that launched it."""
-        hosts = await self._answering(range(len(self.hosts)), needed=len(self.hosts))
+        hosts = await self._answering(needed=len(self.hosts))
         found: dict[str, Instance] = {}
         for host, nodes in zip(hosts, await _all(map(self._tagged, hosts)), strict=True):
             for node in nodes:
@@ -206,7 +206,7 @@ class SSH(Provider):
     async def check(self) -> Sequence[Finding]:
         """Report which of the hosts reach each other."""
         try:
-            hosts = await self._answering(range(len(self.hosts)), needed=2)
+            hosts = await self._answering(needed=2)
         except SkywardError as error:
             return [Finding(what="networks", state="fail", found=str(error), fix="check each host by itself")]
         networks = await self._settle(hosts)
@@ -239,9 +239,9 @@ class SSH(Provider):
     def _state(self) -> _Reached:
         return cast("_Reached", self.__dict__["_reached"])
 
-    async def _answering(self, indices: Sequence[int], *, needed: int) -> list[Host]:
+    async def _answering(self, *, needed: int) -> list[Host]:
         """Return the hosts that answer; raise another's error if too few are left, or if retrying would not help."""
-        outcomes = await asyncio.gather(*map(self._host, indices), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(self._host, range(len(self.hosts))), return_exceptions=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         hosts = [outcome for outcome in outcomes if isinstance(outcome, Host)]
         for error in errors:
@@ -263,14 +263,14 @@ class SSH(Provider):
         if (known := self._state.hosts.get(index)) is not None:
             return known
         target = self.target(index)
-        self._state.transports.setdefault(index, SshTransport(target))
-        host = self._state.hosts[index] = await survey(index, self.hosts[index], target)
+        transport = self._state.transports.setdefault(index, SshTransport(target))
+        host = self._state.hosts[index] = await survey(index, self.hosts[index], target, transport)
         return host
 
     async def _run(self, host: Host, verb: str, *arguments: str) -> str:
         """Run a verb on a host; one that does not answer is surveyed again when it comes back."""
         try:
-            return await run_on(host.target, verb, *arguments)
+            return await run_verb(host.transport, verb, *arguments)
         except UnreachableError:
             self._state.hosts.pop(host.index, None)
             self._state.networks.forget(host)
@@ -300,8 +300,7 @@ class SSH(Provider):
         folder = host.folder(instance_id)
         try:
             await self._run(host, "prepare", folder)
-            async with reaching(host.target) as transport:
-                await transport.put(json.dumps(tags).encode(), f"{folder}/{TAGS_FILE}")
+            await host.transport.put(json.dumps(tags).encode(), f"{folder}/{TAGS_FILE}")
         except UnreachableError:
             with suppress(OSError, SkywardError):  # the folder may exist all the same
                 await self._terminate(instance_id)

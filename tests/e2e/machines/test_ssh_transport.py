@@ -28,6 +28,7 @@ from skyward.base.waiting import wait_until
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
 from skyward.machine.ssh import SshTransport
 from skyward.machine.ssh_config import SSHTarget
+from skyward.machine.ssh_probes import PortState
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from support.chaos import ChaosProxy
 
@@ -349,8 +350,8 @@ async def test_ports_that_refuse_at_the_same_moment_all_answer(host: SshHost) ->
         port = server.getsockname()[1]
     async with reaching(host.target()) as transport:
         for _ in range(10):
-            asked = (transport.answers("127.0.0.3", port, timeout_s=DEADLINE_S) for _ in range(8))
-            assert await asyncio.gather(*asked) == [True] * 8
+            asked = (transport.probe_port("127.0.0.3", port, timeout_s=DEADLINE_S) for _ in range(8))
+            assert await asyncio.gather(*asked) == [PortState.CLOSED] * 8
 
 
 async def test_machine_that_comes_up_meanwhile_is_waited_for(proxy: ChaosProxy, host: SshHost) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_in_the_child_its_number_is_free_for_nobody_else() -> None:
 
 def tcp(closing: ExitStack) -> tuple[Callable[[], object], socket.socket]:
     listener = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
-    dialled = dial_tcp(*listener.getsockname(), deadline=float("inf"), stopped=Event())
+    dialled = asyncio.run(dial_tcp(*listener.getsockname()))
     peer, _ = listener.accept()
     return dialled.socket.close, closing.enter_context(peer)
 

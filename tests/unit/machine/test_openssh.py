@@ -121,7 +121,7 @@ def check(path: Path, host: str, home: str, arguments: Sequence[str], target: SS
     assert [*own.revoked_keys] == options.get("revokedhostkeys", [])
     assert [*own.known_hosts_command] == shlex.split(options.get("knownhostscommand", [""])[0])
     allowed = options["ciphers"][0]
-    assert ",".join(own.algorithms.ciphers) == (allowed if allowed.startswith("aes256-ctr") else "")
+    assert ",".join(own.algorithms.get("Ciphers", ())) == (allowed if allowed.startswith("aes256-ctr") else "")
     assert own.dial_s == {"none": None}.get(options["connecttimeout"][0], 7.0)
     return True
 

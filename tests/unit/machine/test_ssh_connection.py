@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, cast
@@ -18,8 +20,8 @@ from skyward.errors import AuthenticationError, UnreachableError
 from skyward.machine import ssh_connection
 from skyward.machine.paramiko_parts import StaleConnectionError
 from skyward.machine.ssh_config import SSHTarget
-from skyward.machine.ssh_connection import Dial, SSHConnections
-from skyward.machine.ssh_login import SSHSession, connect
+from skyward.machine.ssh_connection import SSHConnections
+from skyward.machine.ssh_login import Dial, SSHSession
 from skyward.wire.limits import HANDSHAKE_S
 
 TARGET = SSHTarget(host="box", config_path="/dev/null")
@@ -60,15 +62,10 @@ class Machine:
         self.may.set()
         self.failures: list[Exception] = []
 
-    def connect(
-        self,
-        target: SSHTarget,
-        by_jump: Dial | None,
-        stopped: threading.Event,
-        report: Callable[[str], None],
-        gate: threading.Lock,
+    async def connect(
+        self, target: SSHTarget, by_jump: Dial | None, report: Callable[[str], None], gate: threading.Lock
     ) -> SSHSession:
-        assert self.may.wait(DEADLINE_S)
+        assert await asyncio.to_thread(self.may.wait, DEADLINE_S)
         self.clients.append(FakeClient())
         if self.failures:
             raise self.failures.pop(0)
@@ -245,8 +242,7 @@ def test_forwarded_connections_that_never_open_delay_others_for_seconds_only(
 
 def test_an_attempt_at_a_machine_that_stays_silent_ends_when_it_is_stopped() -> None:
     key = Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    stopped = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as machine, ThreadPoolExecutor(1) as threads:
+    with socket.create_server(("127.0.0.1", 0)) as machine:
         port = machine.getsockname()[1]
         target = SSHTarget(
             host="127.0.0.1",
@@ -257,13 +253,15 @@ def test_an_attempt_at_a_machine_that_stays_silent_ends_when_it_is_stopped() -> 
             patience_s=60,
             silence_s=3,
         )
-        attempt = threads.submit(connect, target, None, stopped, lambda _reason: None, threading.Lock())
+        links = SSHConnections()
+        link = links.acquire((target,))
+        attempt = link.perform(lambda client: client)
         connection, _ = machine.accept()
+        began = time.monotonic()
         with connection:
-            stopped.set()
-            done = wait([attempt], DEADLINE_S).done
+            links.release(link)
 
-    assert done
+    assert time.monotonic() - began < DEADLINE_S
     assert isinstance(attempt.exception(), UnreachableError)
 
 
@@ -272,12 +270,11 @@ def test_a_moved_machine_is_dialled_at_its_new_address_only_and_its_forwards_kee
     dialled: list[str] = []
     dialling = threading.Event()
 
-    def connect(target: SSHTarget, by_jump: object, stopped: threading.Event, *_: object) -> SSHSession:
+    async def connect(target: SSHTarget, *_: object) -> SSHSession:
         dialled.append(target.host)
         dialling.set()
         if target == TARGET:
-            assert stopped.wait(DEADLINE_S)
-            raise UnreachableError("nobody is there")
+            await asyncio.Event().wait()
         return SSHSession(client=cast("Any", FakeClient()), socket=cast("Any", FakeSocket()))
 
     links, moved = SSHConnections(connect), replace(TARGET, host="elsewhere")
@@ -287,7 +284,7 @@ def test_a_moved_machine_is_dialled_at_its_new_address_only_and_its_forwards_kee
         waiting = link.perform(lambda client: client)
         assert dialling.wait(DEADLINE_S)
         links.move(link, moved)
-        with pytest.raises(UnreachableError, match="nobody is there"):
+        with pytest.raises(UnreachableError, match="has another address now"):
             waiting.result(DEADLINE_S)
 
         assert link.perform(FakeClient.is_active).result(DEADLINE_S)  # type: ignore[arg-type]

@@ -16,14 +16,19 @@ EXCEPTIONS = [
     if issubclass(kind, Exception) and kind.__module__ == ssh_exception.__name__
 ]
 
+BROKEN_OFF = {ssh_exception.MessageOrderError}
+"""Those that mean no more than their base class."""
+
 
 @pytest.mark.parametrize("kind", EXCEPTIONS)
 def test_every_exception_of_paramikos_has_a_row_of_its_own(kind: type[Exception]) -> None:
-    assert kind in MEANINGS
+    named = {each for kinds, _ in MEANINGS for each in kinds} - {ssh_exception.SSHException}
+
+    assert kind is ssh_exception.SSHException or named & {*kind.__mro__} or kind in BROKEN_OFF
 
 
 def test_no_row_is_hidden_by_one_before_it() -> None:
-    kinds = list(MEANINGS)
+    kinds = [kind for several, _ in MEANINGS for kind in several]
 
     hidden = [(kind, before) for n, kind in enumerate(kinds) for before in kinds[:n] if issubclass(kind, before)]
 
