@@ -501,11 +501,9 @@ class SSHConnection:
                     self.spawn(self._serve(sock, host, port))
 
     async def _serve(self, sock: socket.socket, host: str, port: int) -> None:
-        try:
-            async with self._openings:
+        async with self._openings:
+            with contextlib.suppress(Exception):  # the caller dials again
                 await self._tunnel(sock, host, port)
-        except Exception as error:  # expected while a node starts: the caller dials again
-            log.debug("port %s of %s does not answer: %s", port, self.target, error)
 
     async def _tunnel(self, sock: socket.socket, host: str, port: int) -> None:
         """Join a local socket, owned from now on, with the machine's ``host:port``."""
@@ -514,7 +512,8 @@ class SSHConnection:
                 lambda client: open_channel(client, "direct-tcpip", (host, port), timeout_s=_OPENING_S)
             )
             await self.loop.create_connection(lambda: Tunnel(self, sock, channel), sock=sock)
-        except BaseException:
+        except BaseException as error:
+            log.debug("port %s of %s does not answer: %s", port, self.target, error)  # expected while a node starts
             reset_on_close(sock)
             sock.close()
             raise
