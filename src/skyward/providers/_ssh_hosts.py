@@ -9,7 +9,8 @@ import re
 import time
 from base64 import b64decode
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -30,7 +31,6 @@ _VERB_TIMEOUT_S = 60.0
 _KIB_PER_GIB, _MIB_PER_GIB = 1 << 20, 1 << 10
 _NODE_PORT = 10_240
 """One of the ports that nodes choose from, on which none listens: a host refuses it, a firewall drops the request."""
-_FORWARD_S = 4.0
 _DAY_S = 86400.0
 _CLOCK_S = 20 * 3600.0
 """Largest difference of clocks; certificates of a pool are valid from a day before it was opened."""
@@ -54,7 +54,6 @@ class Host:
         index: its index in the list of hosts.
         name: its name in that list.
         target: its SSH target.
-        transport: the provider's transport to it.
         spec: its hardware.
         address: its own address, at which its SSH server was reached.
         port: the SSH server's port there.
@@ -67,7 +66,6 @@ class Host:
     index: int
     name: str
     target: SSHTarget
-    transport: SshTransport
     spec: InstanceSpec
     address: str
     port: int
@@ -109,39 +107,51 @@ def parse_host(host: str) -> Mapping[str, str]:
     return found.groupdict()
 
 
-async def run_verb(transport: SshTransport, verb: str, *arguments: str) -> str:
-    """Run a verb of ``_ssh_host.sh`` on a host and return its output.
+@asynccontextmanager
+async def reaching(target: SSHTarget) -> AsyncGenerator[SshTransport]:
+    """Open a transport for one use; only this context closes it."""
+    transport = SshTransport(target)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+async def run_on(target: SSHTarget, verb: str, *arguments: str) -> str:
+    """Run a verb of ``_ssh_host.sh`` and return its output.
 
     Raises:
         SkywardError: it failed.
         UnreachableError: the host does not answer.
     """
-    completed = await transport.run([*_script(), verb, *arguments], timeout_s=_VERB_TIMEOUT_S)
+    async with reaching(target) as transport:
+        completed = await transport.run([*_script(), verb, *arguments], timeout_s=_VERB_TIMEOUT_S)
     if completed.exit_code:
         raise SkywardError(completed.stderr.strip() or f"{verb} failed with exit code {completed.exit_code}")
     return completed.stdout
 
 
-async def survey(index: int, name: str, target: SSHTarget, transport: SshTransport) -> Host:
+async def survey(index: int, name: str, target: SSHTarget) -> Host:
     """Ask a host for its hardware, address and key, and whether nodes can run there.
 
     Raises:
         ConfigurationError: the login runs no commands, the host lacks programs, does not run Linux, or was reached
             over IPv6.
     """
-    facts = await _asked_facts(transport)
-    key = await transport.host_key()
-    if "lacking" in facts:
-        raise ConfigurationError(
-            f"hosts: {name} lacks programs, {facts['lacking'][0].strip()}: install them, or correct its PATH, "
-            f"{facts['path'][0]}, which startup files may have set"
-        )
-    (system,), (address,), (port,), (folder,) = facts["system"], facts["address"], facts["port"], facts["cache"]
-    if system != "Linux":
-        raise ConfigurationError(f"hosts: {name} runs {system}; nodes run on Linux")
-    if ":" in address:
-        raise ConfigurationError(f"hosts: {name} was reached at {address}; use a name or address of IPv4")
-    node_port = await transport.probe_port(address, _NODE_PORT, timeout_s=_FORWARD_S)
+    async with reaching(target) as transport:
+        facts = await _asked_facts(target)
+        key = await transport.host_key()
+        if "lacking" in facts:
+            raise ConfigurationError(
+                f"hosts: {name} lacks programs, {facts['lacking'][0].strip()}: install them, or correct its PATH, "
+                f"{facts['path'][0]}, which startup files may have set"
+            )
+        (system,), (address,), (port,), (folder,) = facts["system"], facts["address"], facts["port"], facts["cache"]
+        if system != "Linux":
+            raise ConfigurationError(f"hosts: {name} runs {system}; nodes run on Linux")
+        if ":" in address:
+            raise ConfigurationError(f"hosts: {name} was reached at {address}; use a name or address of IPv4")
+        node_port = await transport.probe_port(address, _NODE_PORT, timeout_s=_CONNECT_S)
     fault = host_fault(facts, forwards=node_port is not PortState.PROHIBITED, now=time.time())
     gpus = [line.rsplit(",", 1) for line in facts.get("gpu", [])]
     spec = InstanceSpec(
@@ -156,7 +166,6 @@ async def survey(index: int, name: str, target: SSHTarget, transport: SshTranspo
         index=index,
         name=name,
         target=target,
-        transport=transport,
         spec=spec,
         address=address,
         port=int(port or _PORT),
@@ -194,11 +203,12 @@ def host_fault(facts: Mapping[str, Sequence[str]], *, forwards: bool, now: float
     return ""
 
 
-async def _asked_facts(transport: SshTransport) -> Mapping[str, list[str]]:
+async def _asked_facts(target: SSHTarget) -> Mapping[str, list[str]]:
     """Return the survey's facts. A login that runs no commands is named at once, while the survey would wait."""
-    asking = asyncio.ensure_future(run_verb(transport, "survey"))
+    asking = asyncio.ensure_future(run_on(target, "survey"))
     try:
-        await transport.check_login()
+        async with reaching(target) as transport:
+            await transport.check_login()
         return _facts(await asking)
     finally:
         asking.cancel()
@@ -334,12 +344,12 @@ async def _ask(source: Host, target: Host) -> tuple[str, bool]:
     Raises:
         SkywardError: it finds none, or not in time.
     """
-    transport = source.transport
-    shown = await transport.key_at(target.address, target.port, kind=target.key.split()[0], timeout_s=_CONNECT_S)
-    if shown != target.key:
-        return shown, False
-    node_port = await transport.probe_port(target.address, _NODE_PORT, timeout_s=_CONNECT_S)
-    return shown, node_port is not PortState.SILENT
+    async with reaching(source.target) as transport:
+        shown = await transport.key_at(target.address, target.port, kind=target.key.split()[0], timeout_s=_CONNECT_S)
+        if shown != target.key:
+            return shown, False
+        node_port = await transport.probe_port(target.address, _NODE_PORT, timeout_s=_CONNECT_S)
+        return shown, node_port is not PortState.SILENT
 
 
 async def find_networks(hosts: Sequence[T], reach: Callable[[T, T], Awaitable[bool]]) -> list[list[T]]:

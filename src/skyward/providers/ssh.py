@@ -26,10 +26,10 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
-from skyward.machine.access import TAGS_FILE
+from skyward.machine.access import TAGS_FILE, Transport
 from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.machine.ssh_config import SSHTarget
-from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, run_verb, survey
+from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, reaching, run_on, survey
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
 from skyward.request.checks import explain_options, refusal, text
 from skyward.request.instance import InstanceSpec
@@ -59,7 +59,7 @@ class _Reached:
         left_out: errors of the hosts that were left out last.
     """
 
-    transports: dict[int, SshTransport] = field(default_factory=dict[int, SshTransport])
+    transports: dict[int, Transport] = field(default_factory=dict[int, Transport])
     hosts: dict[int, Host] = field(default_factory=dict[int, Host])
     taken: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     ending: set[str] = field(default_factory=set[str])
@@ -263,14 +263,14 @@ class SSH(Provider):
         if (known := self._state.hosts.get(index)) is not None:
             return known
         target = self.target(index)
-        transport = self._state.transports.setdefault(index, SshTransport(target))
-        host = self._state.hosts[index] = await survey(index, self.hosts[index], target, transport)
+        self._state.transports.setdefault(index, SshTransport(target))
+        host = self._state.hosts[index] = await survey(index, self.hosts[index], target)
         return host
 
     async def _run(self, host: Host, verb: str, *arguments: str) -> str:
         """Run a verb on a host; one that does not answer is surveyed again when it comes back."""
         try:
-            return await run_verb(host.transport, verb, *arguments)
+            return await run_on(host.target, verb, *arguments)
         except UnreachableError:
             self._state.hosts.pop(host.index, None)
             self._state.networks.forget(host)
@@ -300,7 +300,8 @@ class SSH(Provider):
         folder = host.folder(instance_id)
         try:
             await self._run(host, "prepare", folder)
-            await host.transport.put(json.dumps(tags).encode(), f"{folder}/{TAGS_FILE}")
+            async with reaching(host.target) as transport:
+                await transport.put(json.dumps(tags).encode(), f"{folder}/{TAGS_FILE}")
         except UnreachableError:
             with suppress(OSError, SkywardError):  # the folder may exist all the same
                 await self._terminate(instance_id)
