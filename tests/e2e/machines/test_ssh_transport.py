@@ -8,10 +8,8 @@ import gc
 import hashlib
 import os
 import random
-import shlex
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -273,31 +271,12 @@ async def test_unknown_machine_is_not_contacted(host: SshHost, proxy: ChaosProxy
     assert proxy.connections == 0
 
 
-async def test_revoked_key_is_refused(host: SshHost, tmp_path: Path) -> None:
-    known = write_known_hosts(tmp_path / "known_hosts", host)
-    known.write_text(f"{known.read_text()}@revoked * {host.host_key}\n")
-
-    assert "revoked" in await refusal(replace(host.target(), host_keys=(), known_hosts=str(known)), HostKeyError)
-
-
 def fingerprint(public: str) -> str:
     listed = subprocess.run(["ssh-keygen", "-lf", "-"], input=public, capture_output=True, text=True, check=True)
     return listed.stdout.split()[1]
 
 
 # --- the way there ------------------------------------------------------------------------------------------------
-
-
-async def test_alias_of_the_configuration_is_followed(host: SshHost, tmp_path: Path) -> None:
-    known = tmp_path / "known_hosts"
-    known.write_text(f"box.example {host.host_key}\n")
-    config = tmp_path / "config"
-    config.write_text(
-        f"Host box\n  HostName {host.address}\n  Port {host.port}\n  User {host.user}\n  HostKeyAlias box.example\n"
-        f"  IdentityFile {host.key_path}\n  UserKnownHostsFile {known}\n"
-    )
-
-    assert await says_hello(SSHTarget(host="box", config_path=str(config)))
 
 
 async def test_machines_behind_others_share_the_way(host: SshHost, other: SshHost, tmp_path: Path) -> None:
@@ -318,22 +297,6 @@ async def test_machines_behind_others_share_the_way(host: SshHost, other: SshHos
                 assert done.stdout.split()[2:] == [at.address, str(at.port), str(at.home)]
             assert [at.connections() for at in (host, other, third)] == [1, 2, 1]
         await eventually(lambda: not any(at.connections() for at in (host, other, third)), "the way to be given up")
-
-
-async def test_proxy_command_carries_the_connection(host: SshHost, tmp_path: Path) -> None:
-    relay = tmp_path / "relay.py"
-    relay.write_text(
-        "import os, socket, sys, threading\n"
-        "link = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
-        "def up():\n"
-        "    while data := os.read(0, 65536): link.sendall(data)\n"
-        "threading.Thread(target=up, daemon=True).start()\n"
-        "while data := link.recv(65536): os.write(1, data)\n"
-    )
-    config = tmp_path / "config"
-    config.write_text(f"Host *\n  ProxyCommand {shlex.join([sys.executable, '-S', str(relay)])} %h %p\n")
-
-    assert await says_hello(replace(host.target(), config_path=str(config)))
 
 
 async def test_closed_port_is_tried_for_as_long_as_the_patience_lasts(proxy: ChaosProxy, host: SshHost) -> None:

@@ -28,15 +28,6 @@ def read(live: LiveSocket, nbytes: int = 100) -> bytes:
             return live.recv(nbytes)
 
 
-def test_what_comes_is_handed_out_in_the_pieces_asked_for(ends: tuple[LiveSocket, socket.socket]) -> None:
-    live, theirs = ends
-    theirs.sendall(b"header and the rest")
-
-    assert (read(live, 6), read(live, 100)) == (b"header", b" and the rest")
-    theirs.close()
-    assert read(live) == b""
-
-
 def test_silence_is_no_reason_to_worry_while_nobody_asks(ends: tuple[LiveSocket, socket.socket]) -> None:
     live, theirs = ends
     sender = threading.Timer(2 * SILENCE_S, theirs.sendall, (b"late",))
@@ -44,19 +35,6 @@ def test_silence_is_no_reason_to_worry_while_nobody_asks(ends: tuple[LiveSocket,
 
     assert read(live) == b"late"
     sender.join()
-
-
-def test_silence_is_broken_by_asking(ends: tuple[LiveSocket, socket.socket]) -> None:
-    live, theirs = ends
-    asked: list[int] = []
-
-    def ask() -> None:
-        asked.append(1)
-        theirs.sendall(b"yes" if len(asked) > 4 else b".")
-
-    live.on_idle = ask
-    assert [read(live) for _ in range(5)] == [b"."] * 4 + [b"yes"]
-    assert not live.reason
 
 
 def test_silence_that_asking_does_not_break_is_the_end(ends: tuple[LiveSocket, socket.socket]) -> None:
@@ -78,20 +56,6 @@ def test_other_end_that_takes_nothing_is_the_end(ends: tuple[LiveSocket, socket.
 
     with pytest.raises(ConnectionAbortedError, match="accepted nothing"):
         live.send(bytes(64 << 20))
-
-
-def test_all_is_sent_however_little_the_other_end_takes(ends: tuple[LiveSocket, socket.socket]) -> None:
-    live, theirs = ends
-    received: list[int] = []
-
-    def receive() -> None:
-        while sum(received) < 4 << 20:
-            received.append(len(theirs.recv(4096)))
-
-    receiver = threading.Thread(target=receive)
-    receiver.start()
-    assert live.send(bytes(4 << 20)) == 4 << 20
-    receiver.join()
 
 
 @pytest.mark.parametrize("end", [LiveSocket.close, lambda live: live.abort("given up")])
