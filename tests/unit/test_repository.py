@@ -40,9 +40,9 @@ VENDORS = {
 NAMED_BY_THE_API = {
     "skyward/providers/__init__.py",  # the providers' names, and where they lie
     "skyward/providers/registry.py",  # which class each name means
+    "skyward/providers/storage.py",  # which module keeps each kind of volume
     "skyward/accelerators.py",  # chips that bear their maker's name
     "skyward/request",  # Accelerator.AWS, S3Volume
-    "skyward/providers/storage/s3.py",  # implements S3Volume, for machines of every provider
 }
 """Where the specification itself puts a vendor's name."""
 

@@ -14,10 +14,10 @@ import boto3
 import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, UnreachableError
+from skyward.providers.aws import s3 as storage
+from skyward.providers.aws.s3 import mount_ways
 from skyward.providers.local import Local
 from skyward.providers.storage import Store, grant_volumes
-from skyward.providers.storage import s3 as storage
-from skyward.providers.storage.s3 import mount_ways
 from skyward.request.volume import GrantedVolume, S3Volume, StorageKey, VolumeAccess
 
 BUCKET = "skyward-unit"

@@ -274,8 +274,10 @@ class RestClient:
         try:
             while True:
                 deadline = await self._turn(request.route, deadline, refused)
-                try:
-                    return await self._answer(request, pauses, deadline - self.clock.monotonic())
+                try:  # the last attempt has as long as the first pause
+                    async with asyncio.timeout(max(deadline - self.clock.monotonic(), _FIRST_PAUSE_S)):
+                        attempt = self._attempt(request, pauses)
+                        return await (attempt if request.method == "GET" else to_its_end(attempt))
                 except TimeoutError:
                     self._give_up(request.route, refused)
                 except SkywardError as error:
@@ -291,12 +293,6 @@ class RestClient:
                 pauses += 1
         finally:
             self._troubles.pop(request.route, None)
-
-    async def _answer(self, request: _Request, pauses: int, left_s: float) -> Any:
-        """Make one attempt within the time that is left; the last one has as long as the first pause."""
-        async with asyncio.timeout(max(left_s, _FIRST_PAUSE_S)):
-            work = self._attempt(request, pauses)
-            return await (work if request.method == "GET" else to_its_end(work))
 
     def _report(self, route: str, error: SkywardError, began: float) -> None:
         """Store the error of a call that is repeated; log it once if such calls have failed for some seconds."""

@@ -43,9 +43,9 @@ from skyward.providers.aws.account import (
 )
 from skyward.providers.aws.api import Api, Credentials, is_lost, new_session, patiently, refused_by_fleet
 from skyward.providers.aws.offering import Prices, check_account, exceeded, find_offers
+from skyward.providers.aws.s3 import grant_with
 from skyward.providers.aws.ssm import require_plugin, session_command
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
-from skyward.providers.storage.s3 import grant_with
 from skyward.request.checks import explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess

@@ -10,7 +10,7 @@ from typing import BinaryIO, Protocol, cast
 from skyward.providers.base import Provider
 from skyward.request.volume import GrantedVolume, Volume, VolumeAccess
 
-_STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.storage.s3"}
+_STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.s3"}
 """Module that implements each kind of volume, by the name of its class."""
 
 
