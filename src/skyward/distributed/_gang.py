@@ -86,7 +86,7 @@ class Gang:
 
 
 class GangSession(Protocol):
-    """Training of one framework on one worker.
+    """Training of one framework on one worker, for one call.
 
     Attributes:
         port: port on which this worker will listen for the others of its gang; 0 for none.
@@ -105,21 +105,22 @@ class GangSession(Protocol):
         ...
 
 
-class Framework(Protocol):
-    """Support for one framework: opens a :class:`GangSession` for every call, in the call's thread on the worker."""
+class Decorator(Protocol):
+    """Decorator that keeps a function's signature."""
 
-    def session(self) -> GangSession:
-        """Check that the framework can be used in this process, and choose a port.
-
-        Raises:
-            ConfigurationError: it is not installed.
-            FreshProcessNeeded: this process cannot initialize it again.
-        """
+    def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]:
+        """Return the decorated function."""
         ...
 
 
-def decorator(framework: Framework) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that runs a function with ``framework`` initialized, inside or outside of ``@compute``."""
+def decorator(open_session: Callable[[], GangSession]) -> Decorator:
+    """Return a decorator that runs a function with a framework initialized, inside or outside of ``@compute``.
+
+    Args:
+        open_session: checks that the framework can be used in this process, and chooses a port; called for every call,
+            in its thread on the worker. Raises :class:`ConfigurationError` if the framework is not installed, and
+            :class:`FreshProcessNeeded` if this process cannot initialize it again.
+    """
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         around = getattr(fn, "decorated_inside", None)
@@ -132,7 +133,7 @@ def decorator(framework: Framework) -> Callable[[Callable[P, R]], Callable[P, R]
 
         @functools.wraps(fn)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            return _run(framework, functools.partial(fn, *args, **kwargs))
+            return _run(open_session, functools.partial(fn, *args, **kwargs))
 
         setattr(run, GANG_MARK, True)
         return run
@@ -145,8 +146,8 @@ def is_gang(fn: object) -> bool:
     return getattr(fn, GANG_MARK, False) is True
 
 
-def _run(framework: Framework, fn: Callable[[], R]) -> R:
-    session = framework.session()
+def _run(open_session: Callable[[], GangSession], fn: Callable[[], R]) -> R:
+    session = open_session()
     gang = _meet(session)
     with ExitStack() as stack:
         stack.enter_context(environment({"NODE_RANK": str(gang.mine.node)}))  # Lightning reads it

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from skyward.distributed._gang import Gang, decorator, environment, imported, own_rank, unused_port
+from skyward.distributed._gang import Decorator, Gang, decorator, environment, imported, own_rank, unused_port
 from skyward.distributed.runtime import FreshProcessNeeded, bind_address, current_call
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _AS_LONG_AS_IT_TAKES_S = 365 * 24 * 3600
 
 
-def jax() -> Callable[[Callable[P, R]], Callable[P, R]]:
+def jax() -> Decorator:
     """Run the function with ``jax.distributed`` initialised: ``jax.devices()`` lists the devices of all workers.
 
     On CPUs the workers communicate through gloo. Compiled functions and arrays on devices from before the call are not
@@ -27,16 +23,7 @@ def jax() -> Callable[[Callable[P, R]], Callable[P, R]]:
     Raises:
         ConfigurationError: in the call: jax is not installed on the node.
     """
-    return decorator(JaxFramework())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JaxFramework:
-    """Support for jax."""
-
-    def session(self) -> JaxSession:
-        """See :meth:`~skyward.distributed._gang.Framework.session`."""
-        return JaxSession()
+    return decorator(JaxSession)
 
 
 class JaxSession:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Final
 
-from skyward.distributed._gang import Framework, Gang, GangSession, checked_backend, decorator, environment, imported
-from skyward.distributed._jax import JaxFramework
-from skyward.distributed._tensorflow import TensorflowFramework
-from skyward.distributed._torch import TorchFramework
+from skyward.distributed._gang import Decorator, Gang, GangSession, checked_backend, decorator, environment, imported
+from skyward.distributed._jax import JaxSession
+from skyward.distributed._tensorflow import TensorflowSession
+from skyward.distributed._torch import TorchSession
 from skyward.distributed.runtime import FreshProcessNeeded, current_call
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_FRAMEWORKS: Final[dict[str, Framework]] = {
-    "jax": JaxFramework(),
-    "tensorflow": TensorflowFramework(),
-    "torch": TorchFramework(backend=None),
+_SESSIONS: Final[Mapping[str, Callable[[], GangSession]]] = {
+    "jax": JaxSession,
+    "tensorflow": TensorflowSession,
+    "torch": partial(TorchSession, None),
 }
 _VARIABLE = "KERAS_BACKEND"
 _SEEDS = 2**32
 
 
-def keras(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def keras(backend: str | None = None) -> Decorator:
     """Run the function with keras on ``backend``, which is initialized as by the backend's own decorator.
 
     All workers begin with the same random seed, a different one in every call, so that their models begin alike.
@@ -47,23 +44,7 @@ def keras(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, 
     Raises:
         ConfigurationError: the backend does not exist; in the call: keras or its backend is not installed on the node.
     """
-    return decorator(KerasFramework(backend=checked_backend(backend, tuple(_FRAMEWORKS), "keras")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KerasFramework:
-    """Support for keras.
-
-    Attributes:
-        backend: see :func:`keras`.
-    """
-
-    backend: str | None
-
-    def session(self) -> KerasSession:
-        """See :meth:`~skyward.distributed._gang.Framework.session`."""
-        said = checked_backend(os.environ.get(_VARIABLE), tuple(_FRAMEWORKS), "keras")
-        return KerasSession(self.backend or said or "jax")
+    return decorator(partial(KerasSession, checked_backend(backend, tuple(_SESSIONS), "keras")))
 
 
 class KerasSession:
@@ -74,9 +55,10 @@ class KerasSession:
         gpus: GPUs of the backend's session.
     """
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-        self._inner: GangSession = _FRAMEWORKS[backend].session()
+    def __init__(self, backend: str | None) -> None:
+        of_node = checked_backend(os.environ.get(_VARIABLE), tuple(_SESSIONS), "keras")
+        self._backend = backend = backend or of_node or "jax"
+        self._inner: GangSession = _SESSIONS[backend]()
         self.port, self.gpus = self._inner.port, self._inner.gpus
         with environment({_VARIABLE: backend}):
             self._keras: Any = imported("keras", pip="keras")

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from skyward.distributed._gang import Gang, decorator, environment, imported, unused_port
+from skyward.distributed._gang import Decorator, Gang, decorator, environment, imported, unused_port
 from skyward.distributed.runtime import FreshProcessNeeded, current_call
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def tensorflow() -> Callable[[Callable[P, R]], Callable[P, R]]:
+def tensorflow() -> Decorator:
     """Run the function with ``TF_CONFIG`` set, so that a ``MultiWorkerMirroredStrategy`` spans the call's workers.
 
     TensorFlow joins a cluster only once in a process, before any other use. A worker that has used it is therefore
@@ -24,16 +20,7 @@ def tensorflow() -> Callable[[Callable[P, R]], Callable[P, R]]:
     Raises:
         ConfigurationError: in the call: tensorflow is not installed on the node.
     """
-    return decorator(TensorflowFramework())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorflowFramework:
-    """Support for TensorFlow."""
-
-    def session(self) -> TensorflowSession:
-        """See :meth:`~skyward.distributed._gang.Framework.session`."""
-        return TensorflowSession()
+    return decorator(TensorflowSession)
 
 
 class TensorflowSession:

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from ipaddress import ip_address
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import psutil
 
-from skyward.distributed._gang import Gang, Peer, checked_backend, decorator, environment, imported, own_rank
+from skyward.distributed._gang import Decorator, Gang, Peer, checked_backend, decorator, environment, imported, own_rank
 from skyward.distributed.runtime import FreshProcessNeeded, bind_address, visible_gpus
 from skyward.errors import ConfigurationError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 BACKENDS = ("nccl", "gloo", "cpu:gloo,cuda:nccl")
 _PARTITION = "MIG-"
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
 
 
-def torch(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def torch(backend: str | None = None) -> Decorator:
     """Run the function with ``torch.distributed`` initialised: one process group of all workers of the call.
 
     ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``GROUP_RANK`` (the node's), ``MASTER_ADDR`` and
@@ -40,22 +37,7 @@ def torch(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, 
     Raises:
         ConfigurationError: the backend does not exist; in the call: torch is not installed on the node.
     """
-    return decorator(TorchFramework(backend=checked_backend(backend, BACKENDS, "torch")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchFramework:
-    """Support for torch.
-
-    Attributes:
-        backend: see :func:`~skyward.distributed.torch`.
-    """
-
-    backend: str | None
-
-    def session(self) -> TorchSession:
-        """See :meth:`~skyward.distributed._gang.Framework.session`."""
-        return TorchSession(self.backend)
+    return decorator(partial(TorchSession, checked_backend(backend, BACKENDS, "torch")))
 
 
 class TorchSession:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any
 
-from skyward.distributed._gang import Gang, checked_backend, decorator, imported
-from skyward.distributed._torch import BACKENDS, TorchFramework, TorchSession
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from skyward.distributed._gang import Decorator, Gang, checked_backend, decorator, imported
+from skyward.distributed._torch import BACKENDS, TorchSession
 
 _TRAINER_PREFIXES = ("ACCELERATE_", "FSDP_")
 
 
-def transformers(backend: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def transformers(backend: str | None = None) -> Decorator:
     """Run the function with ``torch.distributed`` initialised, for ``transformers.Trainer``.
 
     Sets the variables that :func:`~skyward.distributed.torch` sets. A Trainer detects the process group, divides the
@@ -31,23 +28,7 @@ def transformers(backend: str | None = None) -> Callable[[Callable[P, R]], Calla
         ConfigurationError: the backend does not exist; in the call: torch, transformers, or accelerate, which the
             Trainer needs, is not installed on the node.
     """
-    return decorator(TransformersFramework(backend=checked_backend(backend, BACKENDS, "transformers")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformersFramework:
-    """Support for transformers.
-
-    Attributes:
-        backend: see :func:`transformers`.
-    """
-
-    backend: str | None
-
-    def session(self) -> TransformersSession:
-        """See :meth:`~skyward.distributed._gang.Framework.session`."""
-        imported("transformers", pip="transformers")
-        return TransformersSession(TorchFramework(backend=self.backend).session())
+    return decorator(partial(TransformersSession, checked_backend(backend, BACKENDS, "transformers")))
 
 
 class TransformersSession:
@@ -58,9 +39,10 @@ class TransformersSession:
         gpus: UUIDs of the process group's GPUs.
     """
 
-    def __init__(self, inner: TorchSession) -> None:
+    def __init__(self, backend: str | None) -> None:
+        imported("transformers", pip="transformers")
+        self._inner = inner = TorchSession(backend)
         imported("accelerate", pip="accelerate")
-        self._inner = inner
         self.port, self.gpus = inner.port, inner.gpus
 
     @contextmanager

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.distributed._gang import Framework, Gang, decorator
+from skyward.distributed._gang import Gang, decorator
 from skyward.distributed.runtime import FreshProcessNeeded, node_address
 from skyward.errors import ConfigurationError, WorkerLostError
 
@@ -33,14 +33,9 @@ def joined() -> list[Gang]:
 class Ring:
     """Every worker listens, and has sent its rank to the next one before user code runs."""
 
-    def session(self) -> RingSession:
+    def __init__(self) -> None:
         if "worn" in vars(sys):
             raise FreshProcessNeeded
-        return RingSession()
-
-
-class RingSession:
-    def __init__(self) -> None:
         self._listening = socket.create_server((node_address(), 0))
         self.port = int(self._listening.getsockname()[1])
         self.gpus = ()
@@ -62,8 +57,7 @@ class RingSession:
 
 
 def ring() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    framework: Framework = Ring()
-    return decorator(framework)
+    return decorator(Ring)
 
 
 def place_in_the_gang() -> tuple[int, int, int, int, int]:

@@ -18,7 +18,7 @@ from skyward.errors import ConfigurationError
 
 
 class Diary:
-    """A framework, and its only session."""
+    """The only session of a framework."""
 
     port = 7
     gpus: tuple[str, ...] = ("0",)
@@ -26,9 +26,6 @@ class Diary:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.gangs: list[Gang] = []
-
-    def session(self) -> Diary:
-        return self
 
     @contextmanager
     def join(self, gang: Gang) -> Generator[None]:
@@ -47,7 +44,7 @@ def diary() -> Diary:
 
 @pytest.fixture
 def work(diary: Diary) -> Callable[[int], int]:
-    @decorator(diary)
+    @decorator(lambda: diary)
     def work(number: int) -> int:
         """Divide."""
         diary.lines.append("work")
@@ -102,7 +99,7 @@ def test_every_rank_knows_what_all_have_said(work: Callable[[int], int], diary: 
 
 
 def test_one_inside_another_that_wants_a_fresh_process_is_an_error_not_a_second_run(diary: Diary) -> None:
-    @decorator(diary)
+    @decorator(lambda: diary)
     def outer() -> None:
         raise FreshProcessNeeded("it is in use")
 
@@ -119,8 +116,8 @@ def test_either_order_with_compute_gives_a_compute_function(diary: Diary) -> Non
     def work() -> int:
         return 1
 
-    outside = compute(retries=7)(decorator(diary)(work))
-    inside: Any = decorator(diary)(compute(retries=7)(work))
+    outside = compute(retries=7)(decorator(lambda: diary)(work))
+    inside: Any = decorator(lambda: diary)(compute(retries=7)(work))
 
     for decorated in (outside, inside):
         assert isinstance(decorated, ComputeFunction)
@@ -141,19 +138,19 @@ def test_retry_is_refused(diary: Diary, *, inside: bool) -> None:
 
     with pytest.raises(ConfigurationError, match=r"retry must be empty for work, which .* skyward\.distributed"):
         if inside:
-            decorator(diary)(compute(retry=(OSError,))(work))
+            decorator(lambda: diary)(compute(retry=(OSError,))(work))
         else:
-            compute(retry=(OSError,))(decorator(diary)(work))
+            compute(retry=(OSError,))(decorator(lambda: diary)(work))
 
 
 def test_one_framework_is_enough(work: Callable[[int], int], diary: Diary) -> None:
     with pytest.raises(ConfigurationError, match="only one framework"):
-        decorator(diary)(work)
+        decorator(lambda: diary)(work)
 
 
 def test_what_is_not_called_cannot_be_decorated(diary: Diary) -> None:
     with pytest.raises(ConfigurationError, match="decorates functions, got int"):
-        decorator(diary)(3)  # type: ignore[arg-type]
+        decorator(lambda: diary)(3)  # type: ignore[arg-type]
 
 
 def test_a_missing_framework_names_the_images_line() -> None:
