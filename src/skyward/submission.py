@@ -414,6 +414,11 @@ class ElasticFleet(Protocol):
         ...
 
     @property
+    def is_active(self) -> bool:
+        """True while the pool is open. Raises nothing."""
+        ...
+
+    @property
     def status(self) -> FleetStatus:
         """Present state. Never blocks."""
         ...

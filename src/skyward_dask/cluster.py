@@ -1,14 +1,9 @@
-"""``SkywardCluster``: a pool with the interface of Dask's cluster classes.
-
-From the bottom up: the pool, the link to the dashboard, the connection to the scheduler, which is renewed when that is
-replaced, the scaling by whole nodes, and the class itself.
-"""
+"""``SkywardCluster``: a pool with the interface of Dask's cluster classes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
@@ -16,8 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from html import escape
-from types import TracebackType
-from typing import Any, Protocol, Self, TypedDict, Unpack, cast
+from typing import Any, Self, TypedDict, Unpack, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import cloudpickle
@@ -66,7 +60,7 @@ _REPLACED_S = 120.0
 """Seconds for which a new client waits for a scheduler that is being replaced."""
 
 # A scheduler reports its workers to a single cluster object, the last one that connected.
-_reported_to: WeakKeyDictionary[PoolLike, int] = WeakKeyDictionary()
+_reported_to: WeakKeyDictionary[ElasticFleet, int] = WeakKeyDictionary()
 # A lambda is pickled by value, so that the scheduler does not need this module.
 _BY_NODE: Callable[[Any], str] = lambda worker: str(worker.name).rpartition("-")[0]  # noqa: E731
 _clusters: WeakSet[SkywardCluster] = WeakSet()
@@ -74,81 +68,29 @@ _AT_EXIT_S = 10
 _CELL = '<td style="text-align: left;"><strong>{}:</strong> {}</td>'
 
 
-# --- the pool ---------------------------------------------------------------------------------------------------------
+class PoolParams(TypedDict, total=False):
+    """Parameters of :class:`~skyward.ComputePool`, which documents them."""
 
-
-class PoolLike(ElasticFleet, Protocol):
-    """Interface of a pool that a cluster needs."""
-
-    @property
-    def is_active(self) -> bool:
-        """True while the pool is open."""
-        ...
-
-
-class _OwnablePool(PoolLike, Protocol):
-    """Pool that a cluster can open and close."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> object: ...
-
-    async def __aenter__(self) -> object: ...
-
-
-class _ConnectedPool(ComputePool):
-    """Pool whose nodes load Dask from the start and reach each other; else it does not open, and no node is added."""
-
-    def __init__(self, **params: Any) -> None:
-        super().__init__(**params)
-        self._request = replace(self._request, one_network=True, service=DASK.module, service_name=DASK.name)
-
-
-class _HeldPool:
-    """A cluster's pool: owned, with the lifetime of the cluster, or borrowed, and left open. Closing is idempotent.
-
-    Args:
-        pool: the pool.
-        owned: the pool if the cluster opens and closes it; else None.
-    """
-
-    def __init__(self, pool: PoolLike, owned: _OwnablePool | None = None) -> None:
-        self.pool = pool
-        self._owned = owned
-        self._lock = threading.Lock()
-        self._opened = False
-
-    def open(self) -> None:
-        """Open an own pool; check that a borrowed one is open. Blocks.
-
-        Raises:
-            PoolStateError: the borrowed pool is not open.
-        """
-        if self._owned is not None:
-            self._owned.__enter__()
-            self._opened = True
-        elif not self.pool.is_active:
-            raise PoolStateError(
-                "the pool is not open: make the cluster inside `with ComputePool(...) as pool:`, "
-                "or pass the pool's parameters to SkywardCluster, which then opens its own pool"
-            )
-
-    async def open_async(self) -> None:
-        """Do the same without blocking the event loop."""
-        if self._owned is not None:
-            await self._owned.__aenter__()
-            self._opened = True
-        else:
-            self.open()
-
-    def close(self) -> None:
-        """Close an own pool. Blocks until it is closed, also if another thread is closing it."""
-        with self._lock:
-            if self._owned is not None and self._opened:
-                self._opened = False
-                self._owned.__exit__(None, None, None)
+    provider: Any
+    image: Image | None
+    nodes: int
+    machine: str | None
+    accelerator: str | Accelerator | None
+    cpu: int | None
+    memory: str | None
+    volume: Sequence[Volume] | None
+    spot: SpotLike
+    timeout: int
+    env: Mapping[str, str] | None
+    concurrency: int
+    display: str
+    on_event: Callback | None
+    collect_metrics: bool
+    pip: Sequence[str] | None
+    lease: float
+    away: float
+    max_cost: float | None
+    max_price_per_hour: float | None
 
 
 _ELSEWHERE = {
@@ -165,21 +107,31 @@ _ELSEWHERE = {
 }
 
 
-def _hold_pool(pool: object, params: dict[str, Any], cluster: type[object]) -> _HeldPool:
-    """Return the pool passed, or a new one with these parameters, which is not opened yet.
+class _ConnectedPool(ComputePool):
+    """Pool whose nodes load Dask from the start and reach each other; else it does not open, and no node is added."""
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self._request = replace(self._request, one_network=True, service=DASK.module, service_name=DASK.name)
+
+
+def _refuse_other_pool(pool: object, params: Mapping[str, Any]) -> None:
+    """Raise :class:`ConfigurationError` unless this is a pool, passed without parameters of another one."""
+    if params:
+        raise ConfigurationError(
+            f"{', '.join(params)}: an open pool has its parameters already; pass either a pool or parameters"
+        )
+    if not all(hasattr(type(pool), name) for name in ("service", "scale", "forward", "is_active")):
+        raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
+
+
+def _make_pool(params: dict[str, Any], cluster: type[object]) -> ComputePool:
+    """Return a pool whose nodes load Dask from the start and reach each other; else it does not open.
 
     Raises:
-        ConfigurationError: neither or both were given, or a parameter is wrong.
+        ConfigurationError: a parameter is wrong.
         TypeError: neither a pool nor the class of the cluster has such a parameter.
     """
-    if pool is not None:
-        if params:
-            raise ConfigurationError(
-                f"{', '.join(params)}: an open pool has its parameters already; pass either a pool or parameters"
-            )
-        if not all(hasattr(type(pool), name) for name in ("service", "scale", "forward", "is_active")):
-            raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
-        return _HeldPool(cast("PoolLike", pool))
     for name in params.keys() & _ELSEWHERE.keys():
         raise TypeError(f"{cluster.__name__} has no option {name!r}: {_ELSEWHERE[name]}")
     refuse_unknown(cluster.__name__, params, option_names(cluster, ComputePool))
@@ -187,112 +139,147 @@ def _hold_pool(pool: object, params: dict[str, Any], cluster: type[object]) -> _
         raise ConfigurationError(
             "provider is missing: name the source of the machines, such as provider=sky.Local(), or pass a pool"
         )
-    own = cast("_OwnablePool", _ConnectedPool(**params))
-    return _HeldPool(own, own)
+    return _ConnectedPool(**params)
 
 
-# --- the link to the dashboard ----------------------------------------------------------------------------------------
+class NodeAdaptive(Adaptive):
+    """Dask's adaptive scaling, which closes workers by whole nodes.
 
-
-class DashboardLink:
-    """Link to the dashboard, requested once and cached. For use on one event loop; ``link`` may be read in any thread.
-
-    Attributes:
-        link: the link; empty while it is unknown.
-
-    Args:
-        forward: returns a local address for an address of the head node; may block.
+    A node is removed when all its workers are superfluous; the scheduler's node stays. Before its machine ends, a node
+    finishes its work, native and joblib calls included.
     """
 
-    def __init__(self, forward: Callable[[str], str]) -> None:
-        self.link = ""
-        self._forward = forward
-        self._asking: asyncio.Task[str] | None = None
+    @property
+    def _nodes(self) -> SkywardCluster:
+        return cast("SkywardCluster", self.cluster)
 
     @property
-    def is_asking(self) -> bool:
-        """True while a request is pending."""
-        return self._asking is not None and not self._asking.done()
+    def requested(self) -> set[str]:
+        """Names of requested workers that have arrived; :meth:`workers_to_close` handles the others, by node."""
+        return self._nodes.requested & self.observed
 
-    def start(self, ask: Callable[[], Awaitable[object]]) -> asyncio.Task[str]:
-        """Request the link, or return the pending request, which all callers share.
+    @property
+    def observed(self) -> set[str]:
+        """Names of the workers registered with the scheduler."""
+        return self._nodes.observed
 
-        Args:
-            ask: queries the scheduler; its answer has ``address`` and ``token``, or ``error``.
-        """
-        if self._asking is None or (self._asking.done() and not self.link):
-            self._asking = asyncio.ensure_future(self._find(ask))
-            self._asking.add_done_callback(_log_failure)
-        return self._asking
+    async def target(self) -> int:
+        """Return the target number of workers, from the next scheduler while one is being replaced."""
+        await cast("Awaitable[object]", self.cluster)
+        return cast("int", await super().target())
 
-    async def find(self, ask: Callable[[], Awaitable[object]]) -> str:
-        """Return the link; ``ask`` as in :meth:`start`.
+    async def adapt(self) -> None:
+        """Run one round of scaling; skip it while the scheduler is being replaced."""
+        try:
+            await super().adapt()
+        except OSError as error:
+            _logger.debug("adaptive scaling could not ask the scheduler: %s", error)
 
-        Raises:
-            UnreachableError: the scheduler has no dashboard; the message gives the reason.
-        """
-        return await asyncio.shield(self.start(ask))
+    async def recommendations(self, target: int) -> dict[str, Any]:
+        """Return the action for ``target`` workers: see Dask's method."""
+        return cast("dict[str, Any]", await super().recommendations(self._nodes.whole_nodes(target)))
 
-    def forget(self) -> None:
-        """Drop the link: the next scheduler has another dashboard."""
-        self.link = ""
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+    async def workers_to_close(self, target: int) -> list[str]:
+        """Return names of workers to close until ``target`` remain, by whole nodes, the cheapest first."""
+        order = await cast("Any", self.scheduler).workers_to_close(
+            target=0, key=cloudpickle.dumps(_BY_NODE), attribute="name"
+        )
+        return superfluous(
+            self._nodes.pool.status, target=target, observed=self.observed, cheapest_first=cast("Sequence[str]", order)
+        )
 
-    async def _find(self, ask: Callable[[], Awaitable[object]]) -> str:
-        answer = await ask()
-        reply = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
-        if "address" not in reply:
-            reason = reply.get("error", "its version of Skyward does not serve one")
-            raise UnreachableError(f"the pool's scheduler has no dashboard: {reason}")
-        here = await asyncio.to_thread(self._forward, reply["address"])
-        self.link = f"http://{here}/status?token={reply['token']}"
-        return self.link
+    async def scale_up(self, n: int) -> None:
+        """Grow to ``n`` workers."""
+        if self.state != "stopped":  # a round may outlive the stop
+            self._nodes.scale_up(n)
 
-
-def _log_failure(task: asyncio.Task[str]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        _logger.info("no dashboard: %s", error)
-
-
-# --- the connection to the scheduler ----------------------------------------------------------------------------------
+    async def scale_down(self, workers: Collection[str]) -> None:
+        """Close these workers. The pool itself drains their native calls first."""
+        if self.state != "stopped":
+            self._nodes.scale_down(workers)
 
 
-class ConnectedCluster(Cluster):
-    """Cluster object with a connection to its pool, from start to close; without scaling and presentation.
+class SkywardCluster(Cluster):
+    """Dask cluster on ephemeral machines: ``Client(SkywardCluster(provider=sky.Local(), nodes=2))``.
 
-    Dask's objects are used on the event loop only. The pool, whose methods may block, is used in the caller's thread
-    or, asynchronously, in a worker thread.
+    With the parameters of a pool it opens its own pool now, and closes it at the end. With an open pool it uses that
+    one, and leaves it open. :attr:`pool` is this pool; native and joblib calls run on it as well as Dask's tasks.
+
+    Dask counts workers, and a pool consists of whole nodes: numbers of workers are rounded up. The scheduler runs on
+    node 0, so that one node always stays.
+
+    Args:
+        pool: an open pool, instead of a pool's parameters.
+        name: name for :meth:`from_name`; None selects the setting ``skyward.name``, else a random name.
+        asynchronous: True for use in a running event loop: ``async with SkywardCluster(..., asynchronous=True)``.
+            Nothing is created before the cluster is awaited or entered.
+        scheduler_sync_interval: interval of updates from the scheduler: seconds, or text such as ``"500ms"``.
+        loop: a running event loop to use instead of a new one.
+        **pool_params: parameters of :class:`~skyward.ComputePool`.
+
+    Raises:
+        ConfigurationError: a parameter is wrong, and nothing was created; or this process and the nodes have different
+            versions of Dask or Python.
+        PoolStateError: the pool passed is not open.
+        TypeError: there is no such parameter.
     """
 
     def __init__(
         self,
-        holding: _HeldPool,
+        pool: ElasticFleet | None = None,
         *,
-        name: str | None,
-        asynchronous: bool,
-        loop: IOLoop | None,
-        quiet: bool,
-        scheduler_sync_interval: Any,
+        name: str | None = None,
+        asynchronous: bool = False,
+        scheduler_sync_interval: Any = 1,
+        loop: IOLoop | None = None,
+        **pool_params: Unpack[PoolParams],
     ) -> None:
+        name = setting("name") if name is None else name
+        if name is not None and not (isinstance(name, str) and name.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"name must be non-empty text, got {name!r}")
+        params = cast("dict[str, Any]", pool_params)
+        if pool is not None:
+            _refuse_other_pool(pool, params)
+        self._own_pool = _make_pool(params, type(self)) if pool is None else None
         check_parts()
-        interval_s = seconds("scheduler_sync_interval", scheduler_sync_interval)
+        self._interval_s = seconds("scheduler_sync_interval", scheduler_sync_interval)
         super().__init__(
             asynchronous=asynchronous,
             loop=loop,
-            quiet=quiet,
+            quiet=params.get("display") == "quiet",
             name=name,
-            scheduler_sync_interval=cast("Any", interval_s),
+            scheduler_sync_interval=cast("Any", self._interval_s),
         )
-        self._interval_s = interval_s
-        self._holding = holding
+        self._pool = pool or cast("ElasticFleet", self._own_pool)
         self._own_name: str = self.name
         self.security: Security | None = None
         self._starting = asyncio.Lock()
         self._releasing = asyncio.Lock()
         self._connected = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
+        self._logged: set[str] = set()
+        self._most_nodes = 1
+        self._link = ""
+        self._finding_link: asyncio.Task[str] | None = None
+        _clusters.add(self)
+        if not asynchronous:
+            self._start_here()
+
+    @classmethod
+    def from_name(cls, name: str) -> Self:
+        """Return the running cluster of that name in this process, with which all its clusters end.
+
+        Raises:
+            ConfigurationError: no such cluster is running; the message lists the running ones.
+        """
+        running = [cluster for cluster in _clusters if cluster.status == Status.running and isinstance(cluster, cls)]
+        for cluster in running:
+            if cluster.name == name:
+                return cluster
+        known = ", ".join(sorted(cluster.label for cluster in running)) or "none"
+        raise ConfigurationError(f"name must be the name of a running cluster of this process ({known}), got {name!r}")
+
+    # --- the connection to the scheduler
 
     @property
     def label(self) -> str:
@@ -305,14 +292,17 @@ class ConnectedCluster(Cluster):
         return cast("dict[str, dict[str, Any]]", self.scheduler_info["workers"])
 
     @property
-    def pool(self) -> PoolLike:
+    def pool(self) -> ElasticFleet:
         """The pool, which runs native and joblib calls as well as Dask's tasks."""
-        return self._holding.pool
+        return self._pool
 
     def _start_here(self) -> None:
         """Open the pool in this thread, then connect on a separate event loop."""
         try:
-            self._holding.open()
+            if self._own_pool is not None:
+                self._own_pool.open()
+            else:
+                self._refuse_closed_pool()
             self._loop_runner.start()
             self.sync(self._connect)
         except BaseException:
@@ -352,18 +342,34 @@ class ConnectedCluster(Cluster):
     async def _start_async(self) -> None:
         self.status = Status.starting
         try:
-            await self._holding.open_async()
+            if self._own_pool is not None:
+                await self._own_pool.__aenter__()
+            else:
+                self._refuse_closed_pool()
             if self.status != Status.starting:
                 raise PoolStateError(f"the cluster {self.label} was closed while it started")
             await self._connect()
         except BaseException:
             await self._release()
-            await asyncio.to_thread(self._holding.close)
+            await asyncio.to_thread(self._close_pool)
             raise
+
+    def _refuse_closed_pool(self) -> None:
+        if not self.pool.is_active:
+            raise PoolStateError(
+                "the pool is not open: make the cluster inside `with ComputePool(...) as pool:`, "
+                "or pass the pool's parameters to SkywardCluster, which then opens its own pool"
+            )
+
+    def _close_pool(self) -> None:
+        """Close an own pool. Blocks until it is closed, also if another thread is closing it. Idempotent."""
+        if self._own_pool is not None:
+            self._own_pool.close()
 
     async def _connect(self) -> None:
         await self._join(await asyncio.to_thread(self._scheduler))
-        await self._refuse_direct_access()
+        self._refuse_direct_access()
+        self._most_nodes = self.pool.status.wanted
         self._following = asyncio.create_task(self._follow())
 
     def _scheduler(self) -> SchedulerInfo:
@@ -380,7 +386,7 @@ class ConnectedCluster(Cluster):
         self.name = self._own_name  # Dask adopts the name of the cluster that was connected to this scheduler before
         self._connected.set()
 
-    async def _refuse_direct_access(self) -> None:
+    def _refuse_direct_access(self) -> None:
         """Refuse a setting by which clients connect to workers past a tunnel."""
         tunnelled = isinstance(self.security, PoolSecurity) and self.security.tunnelled
         if tunnelled and dask.config.get("distributed.client.direct-to-workers", default=None):
@@ -433,6 +439,7 @@ class ConnectedCluster(Cluster):
 
     async def _leave(self) -> None:
         """Disconnect from a scheduler that may be gone; adaptive scaling and the cluster's status stay as they are."""
+        self._forget_link()
         adaptive, self._adaptive = self._adaptive, None
         try:
             async with asyncio.timeout(_GOODBYE_S):
@@ -457,7 +464,7 @@ class ConnectedCluster(Cluster):
 
     async def _close(self) -> None:
         await self._release()
-        await asyncio.to_thread(self._holding.close)
+        await asyncio.to_thread(self._close_pool)
 
     def close(self, timeout: float | None = None) -> Awaitable[None] | None:
         """Close the connection, and the pool if the cluster owns it. Idempotent.
@@ -475,96 +482,11 @@ class ConnectedCluster(Cluster):
                 self.sync(self._release, callback_timeout=timeout)
         finally:
             self.status = Status.closed
-            self._holding.close()
+            self._close_pool()
             self._loop_runner.stop()
         return None
 
-
-async def _end(task: asyncio.Task[Any] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-# --- scaling ----------------------------------------------------------------------------------------------------------
-
-
-class NodeAdaptive(Adaptive):
-    """Dask's adaptive scaling, which closes workers by whole nodes.
-
-    A node is removed when all its workers are superfluous; the scheduler's node stays. Before its machine ends, a node
-    finishes its work, native and joblib calls included.
-    """
-
-    @property
-    def _nodes(self) -> ElasticCluster:
-        return cast("ElasticCluster", self.cluster)
-
-    @property
-    def requested(self) -> set[str]:
-        """Names of requested workers that have arrived; :meth:`workers_to_close` handles the others, by node."""
-        return self._nodes.requested & self.observed
-
-    @property
-    def observed(self) -> set[str]:
-        """Names of the workers registered with the scheduler."""
-        return self._nodes.observed
-
-    async def target(self) -> int:
-        """Return the target number of workers, from the next scheduler while one is being replaced."""
-        await cast("Awaitable[object]", self.cluster)
-        return cast("int", await super().target())
-
-    async def adapt(self) -> None:
-        """Run one round of scaling; skip it while the scheduler is being replaced."""
-        try:
-            await super().adapt()
-        except OSError as error:
-            _logger.debug("adaptive scaling could not ask the scheduler: %s", error)
-
-    async def recommendations(self, target: int) -> dict[str, Any]:
-        """Return the action for ``target`` workers: see Dask's method."""
-        return cast("dict[str, Any]", await super().recommendations(self._nodes.whole_nodes(target)))
-
-    async def workers_to_close(self, target: int) -> list[str]:
-        """Return names of workers to close until ``target`` remain, by whole nodes, the cheapest first."""
-        order = await cast("Any", self.scheduler).workers_to_close(
-            target=0, key=cloudpickle.dumps(_BY_NODE), attribute="name"
-        )
-        return superfluous(
-            self._nodes.pool.status, target=target, observed=self.observed, cheapest_first=cast("Sequence[str]", order)
-        )
-
-    async def scale_up(self, n: int) -> None:
-        """Grow to ``n`` workers."""
-        if self.state != "stopped":  # a round may outlive the stop
-            self._nodes.scale_up(n)
-
-    async def scale_down(self, workers: Collection[str]) -> None:
-        """Close these workers. The pool itself drains their native calls first."""
-        if self.state != "stopped":
-            self._nodes.scale_down(workers)
-
-
-class _Done:
-    """Awaitable that is done, and need not be awaited."""
-
-    def __await__(self) -> Generator[None]:
-        return
-        yield
-
-
-class ElasticCluster(ConnectedCluster):
-    """Connected cluster with target sizes, current sizes, and methods to change them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._logged: set[str] = set()
-        self._most_nodes = 1
-
-    async def _connect(self) -> None:
-        await super()._connect()
-        self._most_nodes = self.pool.status.wanted
+    # --- scaling
 
     @property
     def plan(self) -> set[str]:
@@ -765,111 +687,7 @@ class ElasticCluster(ConnectedCluster):
             _logger.debug("the fleet of %s could not be scaled", self.label, exc_info=error)
             self._log_once(f"the fleet could not be scaled: {error}")
 
-
-def _duration(name: str, value: object) -> float:
-    """Return ``value``, or the setting if it is None, in seconds."""
-    return seconds(name, setting(f"adaptive.{name.replace('_', '-')}") if value is None else value)
-
-
-# --- the cluster ------------------------------------------------------------------------------------------------------
-
-
-class PoolParams(TypedDict, total=False):
-    """Parameters of :class:`~skyward.ComputePool`, which documents them."""
-
-    provider: Any
-    image: Image | None
-    nodes: int
-    machine: str | None
-    accelerator: str | Accelerator | None
-    cpu: int | None
-    memory: str | None
-    volume: Sequence[Volume] | None
-    spot: SpotLike
-    timeout: int
-    env: Mapping[str, str] | None
-    concurrency: int
-    display: str
-    on_event: Callback | None
-    collect_metrics: bool
-    pip: Sequence[str] | None
-    lease: float
-    away: float
-    max_cost: float | None
-    max_price_per_hour: float | None
-
-
-class SkywardCluster(ElasticCluster):
-    """Dask cluster on ephemeral machines: ``Client(SkywardCluster(provider=sky.Local(), nodes=2))``.
-
-    With the parameters of a pool it opens its own pool now, and closes it at the end. With an open pool it uses that
-    one, and leaves it open. :attr:`pool` is this pool; native and joblib calls run on it as well as Dask's tasks.
-
-    Dask counts workers, and a pool consists of whole nodes: numbers of workers are rounded up. The scheduler runs on
-    node 0, so that one node always stays.
-
-    Args:
-        pool: an open pool, instead of a pool's parameters.
-        name: name for :meth:`from_name`; None selects the setting ``skyward.name``, else a random name.
-        asynchronous: True for use in a running event loop: ``async with SkywardCluster(..., asynchronous=True)``.
-            Nothing is created before the cluster is awaited or entered.
-        scheduler_sync_interval: interval of updates from the scheduler: seconds, or text such as ``"500ms"``.
-        loop: a running event loop to use instead of a new one.
-        **pool_params: parameters of :class:`~skyward.ComputePool`.
-
-    Raises:
-        ConfigurationError: a parameter is wrong, and nothing was created; or this process and the nodes have different
-            versions of Dask or Python.
-        PoolStateError: the pool passed is not open.
-        TypeError: there is no such parameter.
-    """
-
-    def __init__(
-        self,
-        pool: PoolLike | None = None,
-        *,
-        name: str | None = None,
-        asynchronous: bool = False,
-        scheduler_sync_interval: Any = 1,
-        loop: IOLoop | None = None,
-        **pool_params: Unpack[PoolParams],
-    ) -> None:
-        name = setting("name") if name is None else name
-        if name is not None and not (isinstance(name, str) and name.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"name must be non-empty text, got {name!r}")
-        super().__init__(
-            _hold_pool(pool, cast("dict[str, Any]", pool_params), type(self)),
-            name=name,
-            asynchronous=asynchronous,
-            loop=loop,
-            quiet=pool_params.get("display") == "quiet",
-            scheduler_sync_interval=scheduler_sync_interval,
-        )
-        self._dashboard = DashboardLink(self.pool.forward)
-        _clusters.add(self)
-        if not asynchronous:
-            self._start_here()
-
-    async def _ask_for_dashboard(self) -> object:
-        return await self.scheduler_comm.skyward_dashboard()
-
-    async def _leave(self) -> None:
-        self._dashboard.forget()
-        await super()._leave()
-
-    @classmethod
-    def from_name(cls, name: str) -> Self:
-        """Return the running cluster of that name in this process, with which all its clusters end.
-
-        Raises:
-            ConfigurationError: no such cluster is running; the message lists the running ones.
-        """
-        running = [cluster for cluster in _clusters if cluster.status == Status.running and isinstance(cluster, cls)]
-        for cluster in running:
-            if cluster.name == name:
-                return cluster
-        known = ", ".join(sorted(cluster.label for cluster in running)) or "none"
-        raise ConfigurationError(f"name must be the name of a running cluster of this process ({known}), got {name!r}")
+    # --- presentation
 
     @property
     def dashboard_link(self) -> str:
@@ -879,17 +697,17 @@ class SkywardCluster(ElasticCluster):
         until it has started: on the event loop, which must not wait, and elsewhere after the setting
         ``skyward.dashboard-timeout``. Never raises; :meth:`get_dashboard_link` raises the reason for a missing link.
         """
-        if self._dashboard.link or self.status != Status.running:
-            return self._dashboard.link
+        if self._link or self.status != Status.running:
+            return self._link
         try:
             if self.asynchronous:
-                self._dashboard.start(self._ask_for_dashboard)
-            elif not self._dashboard.is_asking:
+                self._request_link()
+            elif self._finding_link is None or self._finding_link.done():
                 limit_s = seconds("skyward.dashboard-timeout", setting("dashboard-timeout"))
-                self.sync(self._dashboard.find, self._ask_for_dashboard, callback_timeout=limit_s)
+                self.sync(self._wait_for_link, callback_timeout=limit_s)
         except Exception as error:
             self._log_once(f"no dashboard: {error}")
-        return self._dashboard.link
+        return self._link
 
     def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: Any = True) -> Any:  # noqa: FBT001, FBT002 - Dask's
         """Return logs by source: the cluster object, the scheduler, and each worker by its address.
@@ -913,7 +731,34 @@ class SkywardCluster(ElasticCluster):
             PoolStateError: the cluster or its pool is closed.
         """
         self._open_status()
-        return cast("Any", self.sync(self._dashboard.find, self._ask_for_dashboard))
+        return cast("Any", self.sync(self._wait_for_link))
+
+    def _request_link(self) -> asyncio.Task[str]:
+        """Request the dashboard's link, or return the pending request, which all callers share."""
+        if self._finding_link is None or (self._finding_link.done() and not self._link):
+            self._finding_link = asyncio.ensure_future(self._find_link())
+            self._finding_link.add_done_callback(_log_missing_dashboard)
+        return self._finding_link
+
+    async def _wait_for_link(self) -> str:
+        return await asyncio.shield(self._request_link())
+
+    async def _find_link(self) -> str:
+        answer = cast("object", await self.scheduler_comm.skyward_dashboard())
+        reply = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        if "address" not in reply:
+            reason = reply.get("error", "its version of Skyward does not serve one")
+            raise UnreachableError(f"the pool's scheduler has no dashboard: {reason}")
+        address = await asyncio.to_thread(self.pool.forward, reply["address"])
+        self._link = f"http://{address}/status?token={reply['token']}"
+        return self._link
+
+    def _forget_link(self) -> None:
+        """Drop the link: the next scheduler has another dashboard."""
+        self._link = ""
+        if self._finding_link is not None:
+            self._finding_link.cancel()
+            self._finding_link = None
 
     def _scaling_status(self) -> str:
         adapts = self._adaptive is not None and self._adaptive.periodic_callback is not None
@@ -928,6 +773,30 @@ class SkywardCluster(ElasticCluster):
         status = self._status()
         rows = fleet_rows(status) if status else ""
         return without_token(super()._repr_html_(cluster_status=rows + (cluster_status or "")))
+
+
+def _log_missing_dashboard(task: asyncio.Task[str]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _logger.info("no dashboard: %s", error)
+
+
+async def _end(task: asyncio.Task[Any] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class _Done:
+    """Awaitable that is done, and need not be awaited."""
+
+    def __await__(self) -> Generator[None]:
+        return
+        yield
+
+
+def _duration(name: str, value: object) -> float:
+    """Return ``value``, or the setting if it is None, in seconds."""
+    return seconds(name, setting(f"adaptive.{name.replace('_', '-')}") if value is None else value)
 
 
 def fleet_rows(status: FleetStatus) -> str:
