@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import skyward as sky
 from skyward.cli import main
 from skyward.ledger import termination
 from skyward.ledger.ledger import Ledger, Purchase
@@ -113,16 +112,6 @@ def test_offers_are_listed_cheapest_first_with_prices_and_zones(ec2: LocalEC2) -
     assert all(zone.startswith("us-east-1") for zone in listed[0]["zones"])
 
 
-def test_python_gets_the_same_types_and_prices(ec2: LocalEC2) -> None:
-    listed = answer("offers", "--provider", "aws", "--cpu", "4", "--memory", "16GB", *at(ec2))["offers"]
-
-    found = sky.offers(sky.AWS(endpoint_url=ec2.endpoint_url), cpu=4, memory="16GB")
-
-    assert [spec.name for spec in found] == [each["type"] for each in listed]
-    assert [spec.price_spot for spec in found] == [each["spot_per_hour"] for each in listed]
-    assert sky.select_instance(found, cpu=4) in found
-
-
 def test_the_table_says_the_same(ec2: LocalEC2) -> None:
     listed = answer("offers", "--provider", "aws", "--machine", "p4de.24xlarge", *at(ec2))["offers"][0]
     table = run("offers", "--provider", "aws", "--machine", "p4de.24xlarge", *at(ec2)).stdout
@@ -163,13 +152,6 @@ def test_another_region_and_only_spot(ec2: LocalEC2) -> None:
     )["offers"]
 
     assert {(each["region"], each["type"]) for each in listed} == {("eu-west-1", "t3.medium")}
-
-
-def test_cores_and_memory_are_enough_to_ask_for(ec2: LocalEC2) -> None:
-    listed = answer("offers", "--provider", "aws", "--cpu", "4", "--memory", "16GB", *at(ec2))["offers"]
-
-    assert listed
-    assert all(each["cores"] >= 4 and each["memory_gib"] >= 16 for each in listed)
 
 
 def test_what_cannot_be_had_is_an_error(ec2: LocalEC2) -> None:
@@ -270,17 +252,6 @@ def test_ls_lists_machines_of_a_cloud_with_region_and_price(ec2: LocalEC2, launc
     assert machine["cost"] == pytest.approx(machine["price_per_hour"], rel=0.1)
 
 
-def test_ls_lists_unknown_machines_of_a_region_at_once(
-    ec2: LocalEC2, launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (stranger,) = launch("sky-9-0", pool="sky-9", known=False)
-    monkeypatch.setattr(AWS, "listing_s", 3600.0)
-
-    listed = answer("ls", "--provider", "aws", *at(ec2))
-
-    assert ([each["instance"] for each in listed["unknown"]], listed["unasked"]) == ([stranger.id], [])
-
-
 def test_down_ends_a_pool_and_nothing_of_it_is_left(ec2: LocalEC2, launch: Callable[..., Any]) -> None:
     gone = launch("sky-1-0", "sky-1-1", owner=ALIVE)
     (other,) = launch("sky-2-0", pool="sky-2", owner=ALIVE)
@@ -293,45 +264,6 @@ def test_down_ends_a_pool_and_nothing_of_it_is_left(ec2: LocalEC2, launch: Calla
     assert not any("sky-1" in group["GroupName"] for group in groups)
     assert [each["pool"] for each in answer("ls")["machines"]] == ["sky-2"]
     answer("down", "sky-2")
-
-
-def test_sweep_ends_what_dead_owners_left_and_spares_the_living(ec2: LocalEC2, launch: Callable[..., Any]) -> None:
-    (dead,) = launch("sky-1-0")
-    (alive,) = launch("sky-2-0", pool="sky-2", owner=ALIVE)
-
-    said = answer("sweep")
-
-    assert [each["instance"] for each in said["ended"]] == [dead.id]
-    assert [each["pool"] for each in said["spared"]] == ["sky-2"]
-    assert living(ec2) == {alive.id}
-    answer("down", "sky-2")
-
-
-def test_sweep_finds_a_machine_whose_launch_was_never_answered(
-    ec2: LocalEC2, launch: Callable[..., Any], ledger: Ledger
-) -> None:
-    (lost,) = launch("sky-1-0", known=False)
-    settings = provider_settings(AWS(endpoint_url=ec2.endpoint_url))
-    purchase = Purchase(pool_id="sky-1", provider="aws", settings=settings, machine="t3.medium", spot=True)
-    ledger.reserve({"sky-1-0": 0}, purchase, owner=DEAD)
-
-    said = answer("sweep")
-
-    assert [each["instance"] for each in said["ended"]] == [lost.id]
-    assert living(ec2) == set()
-
-
-def test_sweep_lists_unknown_machines_and_ends_them_when_told_to(ec2: LocalEC2, launch: Callable[..., Any]) -> None:
-    (stranger,) = launch("sky-9-0", pool="sky-9", known=False)
-
-    assert answer("sweep")["unknown"] == [], "nobody asks a cloud that was never used"
-    (seen,) = answer("sweep", "--provider", "aws", *at(ec2))["unknown"]
-    assert (seen["instance"], seen["ended"]) == (stranger.id, False)
-    assert living(ec2) == {stranger.id}
-
-    (ended,) = answer("sweep", "--unknown", "--provider", "aws", *at(ec2))["unknown"]
-    assert (ended["instance"], ended["ended"]) == (stranger.id, True)
-    assert living(ec2) == set()
 
 
 def test_sweep_looks_in_the_region_that_is_named(ec2: LocalEC2, launch: Callable[..., Any]) -> None:

@@ -126,12 +126,15 @@ def test_an_unknown_region_is_an_error_that_names_it(shop: Shop) -> None:
     assert "nowhere-9" in error or "has no parameter 'region'" in error
 
 
-def test_python_gets_the_same_types(shop: Shop) -> None:
-    listed = answer("offers", "--cpu", "2", *shop.place)["offers"]
+def test_python_gets_the_same_types_and_prices(shop: Shop) -> None:
+    listed = answer("offers", "--cpu", "2", "--memory", "4GB", *shop.place)["offers"]
+    found = sky.offers(shop.vendor.provider(shop.cloud), cpu=2, memory="4GB")
 
-    assert {spec.name for spec in sky.offers(shop.vendor.provider(shop.cloud), cpu=2)} == {
-        each["type"] for each in listed
-    }
+    assert [(spec.name, spec.price_spot, spec.price_on_demand) for spec in found] == [
+        (each["type"], each["spot_per_hour"], each["on_demand_per_hour"]) for each in listed
+    ]
+    assert all(each["cores"] >= 2 and each["memory_gib"] >= 4 for each in listed)
+    assert sky.select_instance(found, cpu=2) in found
 
 
 def test_doctor_finds_the_account_in_order_and_creates_nothing(shop: Shop) -> None:
