@@ -334,8 +334,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
     def get_nested_backend(self) -> tuple[ParallelBackendBase, int | None]:
         """Return the backend for a ``Parallel`` inside a batch: loky, inside that threads, inside that nothing.
 
-        It starts at nesting level 0: deeper, loky refuses any thread but the main one, and a worker runs calls in
-        another.
+        It starts at nesting level 0, as a loop of a program on that node would.
         """
         return NodeBackend(nesting_level=0, inner_max_num_threads=self.inner_max_num_threads), None
 
