@@ -36,7 +36,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"Client|Security|BaseWSGIServer"),  # imported for type checkers only
     (r"py:.*", r"(skyward[\w.]*\.)?([EPRT]\d?|Ts)(\.args|\.kwargs)?"),  # type variables
     # Types of parameters and results whose values come from public functions or are written as plain values.
-    (r"py:class", r"skyward[\w.]*\.(AwsCall|ApiResponse|Clock|EnvVars|InstanceWish|PoolParams|_\w+)"),
+    (r"py:class", r"skyward[\w.]*\.(AwsCall|ApiResponse|Clock|Decorator|EnvVars|InstanceWish|PoolParams|_\w+)"),
 ]
 
 autodoc_member_order = "bysource"
