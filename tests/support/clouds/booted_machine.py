@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import os
 import pwd
@@ -15,19 +13,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from skyward.testing.hosts import SshHost, share_cache
-from skyward.testing.loopback import reserve_network
+from support.clouds.room import Room
 
 __all__ = ["BootOrders", "BootedMachine", "MachineRoom", "read_orders"]
 
 SSH_PORT: Final = 22022
-_THREADS: Final = 8
 _JOIN_S = 10.0
 _COMMAND_S = 60.0
 _BOOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -372,8 +367,8 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-class MachineRoom:
-    """Machines of one fake vendor, each at an address of its own. A context manager.
+class MachineRoom(Room[BootedMachine, str]):
+    """Machines of one fake vendor that run first-boot orders.
 
     Args:
         folder: folder of the machines; None for addresses without machines.
@@ -382,11 +377,9 @@ class MachineRoom:
         minute_s: length of a minute of their timers.
         block: addresses are ``127.<block>.x.y``.
         root: see :attr:`BootedMachine.root`.
-
-    Attributes:
-        impostors: True for machines from now on that come up with another host key than ordered.
-        dead: True for machines from now on that never come up.
     """
+
+    port = SSH_PORT
 
     def __init__(
         self,
@@ -398,102 +391,49 @@ class MachineRoom:
         block: int = 80,
         root: bool = True,
     ) -> None:
-        self.impostors = False
-        self.dead = False
-        self._folder = folder
-        self._cache = cache or (folder / "cache" if folder else None)
+        super().__init__(folder, cache=cache, block=block)
         self._env = dict(env or {})
         self._minute_s = minute_s
-        self._block = block
         self._root = root
-        self._network = f"127.{block}.0"
-        self._hosts = itertools.cycle(range(2, 255))  # of the first 253 machines, the oldest ended long ago
-        self._machines: dict[str, BootedMachine] = {}
-        self._boots: dict[str, Future[None]] = {}
-        self._ends: list[Future[None]] = []
-        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        if self._folder is None:
-            return self
-        self._folder.mkdir(parents=True, exist_ok=True)
-        assert self._cache is not None
-        share_cache(self._folder / "home", self._cache)
-        shims = self._folder / "shims"
+    def prepare(self, folder: Path) -> None:
+        """Make the shims, and the home that all machines share."""
+        assert self.cache is not None
+        share_cache(folder / "home", self.cache)
+        shims = folder / "shims"
         shims.mkdir()
         for name in _SHIMS:
             (shims / name).write_text(_SHIM.format(python=shlex.quote(sys.executable)), encoding="utf-8")
             (shims / name).chmod(0o755)
-        self._network = self._stack.enter_context(reserve_network(self._block, SSH_PORT))
-        self._threads = self._stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="machines"))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for machine in list(self._machines):
-            self.end(machine)
-        with contextlib.suppress(Exception):
-            self.settle()
-        self._stack.close()
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Values for class variables of a provider, by name: how its machines are logged in to."""
-        home = str((self._folder or Path("/nonexistent")) / "home")
+        home = str((self.folder or Path("/nonexistent")) / "home")
         return {"user": pwd.getpwuid(os.getuid()).pw_name, "port": SSH_PORT, "home": home}
 
-    def add(
-        self, machine: str, orders: str, *, keys: Sequence[str] = (), powered_off: Callable[[], None] = lambda: None
-    ) -> str:
-        """Begin to boot a machine and return its address."""
-        address = f"{self._network}.{next(self._hosts)}"
-        if self._folder is not None:
-            made = BootedMachine(
-                folder=self._folder / machine,
-                shims=self._folder / "shims",
-                address=address,
-                orders=orders,
-                keys=keys,
-                root=self._root,
-                env=self._env,
-                cache=self._cache,
-                minute_s=self._minute_s,
-                impostor=self.impostors,
-                powered_off=powered_off,
-            )
-            made.folder.mkdir(mode=0o700)
-            self._machines[machine] = made
-            if not self.dead:
-                self._boots[machine] = self._threads.submit(made.boot)
-        return address
+    def make(
+        self, folder: Path, address: str, orders: str, keys: Sequence[str], off: Callable[[], None]
+    ) -> BootedMachine:
+        """Return a new machine."""
+        return BootedMachine(
+            folder=folder,
+            shims=folder.parent / "shims",
+            address=address,
+            orders=orders,
+            keys=keys,
+            root=self._root,
+            env=self._env,
+            cache=self.cache,
+            minute_s=self._minute_s,
+            impostor=self.impostors,
+            powered_off=off,
+        )
 
-    def end(self, machine: str) -> None:
-        """Begin to end a machine: idempotent, for unknown ones too."""
-        if (found := self._machines.get(machine)) is not None:
-            self._ends.append(self._threads.submit(found.end))
-
-    def booted(self, machine: str) -> bool:
-        """Return whether a machine has come up; one without a folder always has."""
-        return self._folder is None or (machine in self._boots and self._boots[machine].done())
-
-    def machine(self, machine: str) -> BootedMachine:
-        """Return a machine; raises KeyError if it was never there."""
-        return self._machines[machine]
-
-    def elapse(self) -> None:
-        """Let the time of every timer on every machine pass, once each has booted; their effects follow."""
-        for boot in list(self._boots.values()):
-            boot.exception(_COMMAND_S)
-        for machine in list(self._machines.values()):
-            machine.elapse()
-
-    def settle(self) -> None:
-        """Wait for machines that are ending."""
-        for each in list(self._ends):
-            each.result(_JOIN_S * 3)
+    def comes_up(self) -> bool:
+        """Return whether a new machine boots."""
+        return not self.dead
 
     def failures(self) -> Sequence[str]:
         """Return the errors of machines that did not boot, and orders that failed."""
-        errors = [repr(boot.exception()) for boot in self._boots.values() if boot.done() and boot.exception()]
-        return errors + [failure for machine in self._machines.values() for failure in machine.failures]
+        return [*super().failures(), *(failure for machine in self.machines.values() for failure in machine.failures)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
-import itertools
 import json
 import os
 import select
@@ -15,20 +14,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final
 from urllib.parse import urlsplit
 
 import psutil
 
 from skyward.testing import hosts
 from skyward.testing.hosts import find_openssh, require_namespaces, share_cache
-from skyward.testing.loopback import reserve_network
+from support.clouds.room import Room
 
 __all__ = ["Container", "ContainerFault", "ContainerOrders", "ContainerRoom"]
 
@@ -57,7 +54,6 @@ exec {sshd} -D -e -f /dev/null -p {port} -h /etc/ssh/stranger -o LogLevel=VERBOS
 
 _ENDLESS: Final = "exec sleep 100000"
 _FORWARD_S: Final = 10_000_000
-_THREADS: Final = 16
 _JOIN_S: Final = 30.0
 _LAST_LINES: Final = 2000
 
@@ -303,8 +299,8 @@ class Container:
         self.exited()
 
 
-class ContainerRoom:
-    """Containers of one fake vendor, each on a host with an address of its own. A context manager.
+class ContainerRoom(Room[Container, ContainerOrders]):
+    """Containers of one fake vendor, each on a host with an address of its own.
 
     Args:
         folder: folder of the containers; None for addresses without containers.
@@ -314,10 +310,10 @@ class ContainerRoom:
         block: addresses are ``127.<block>.x.y``.
 
     Attributes:
-        impostors: True for containers from now on in whose place another sshd answers.
-        dead: True for containers from now on in which nothing answers.
-        faults: faults of the next containers, one each, before those.
+        faults: faults of the next containers, one each, before impostors and dead ones.
     """
+
+    port = RECORD_PORT
 
     def __init__(
         self,
@@ -328,115 +324,49 @@ class ContainerRoom:
         env: Mapping[str, str] | None = None,
         block: int = 83,
     ) -> None:
-        self.impostors = False
-        self.dead = False
+        super().__init__(folder, cache=cache, block=block)
         self.faults: list[ContainerFault] = []
-        self._folder = folder
         self._api = api
-        self._cache = cache or (folder / "cache" if folder else None)
         self._env = dict(env or {}) | {"PATH": IMAGE_PATH, "HOME": "/root"}
-        self._block = block
-        self._network = f"127.{block}.0"
-        self._hosts = itertools.cycle(range(2, 255))  # of the first 253 containers, the oldest ended long ago
-        self._containers: dict[str, Container] = {}
-        self._boots: dict[str, Future[None]] = {}
-        self._ends: list[Future[None]] = []
-        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        if self._folder is None:
-            return self
+    def prepare(self, folder: Path) -> None:
+        """Skip the test where there are no namespaces."""
+        del folder
         require_namespaces()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._network = self._stack.enter_context(reserve_network(self._block, RECORD_PORT))
-        self._threads = self._stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="containers"))
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for container in list(self._containers):
-            self.end(container)
-        with contextlib.suppress(Exception):
-            self.settle()
-        self._stack.close()
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Values for class variables of a provider: none, since containers are logged in to as documented."""
-        return {}
-
-    def add(
-        self,
-        machine: str,
-        orders: ContainerOrders,
-        *,
-        keys: Sequence[str] = (),
-        powered_off: Callable[[], None] = lambda: None,
-    ) -> str:
-        """Begin to start a container and return its host's address; ``keys`` are no use to it."""
+    def make(
+        self, folder: Path, address: str, orders: ContainerOrders, keys: Sequence[str], off: Callable[[], None]
+    ) -> Container:
+        """Return a new container; keys are no use to it."""
         del keys
-        address = f"{self._network}.{next(self._hosts)}"
-        if self._folder is not None:
-            place = urlsplit(self._api())
-            made = Container(
-                folder=self._folder / machine,
-                address=address,
-                order=ContainerOrders(args=orders.args, env=self._env | dict(orders.env), port=orders.port),
-                cache=self._cache,
-                api=f"{place.hostname}:{place.port}",
-                fault=self._fault(),
-                exited=powered_off,
-            )
-            made.folder.mkdir(mode=0o700)
-            self._containers[machine] = made
-            self._boots[machine] = self._threads.submit(made.boot)
-        return address
-
-    def end(self, machine: str) -> None:
-        """Begin to end a container: idempotent, for unknown ones too."""
-        self._begin(machine, Container.end)
+        place = urlsplit(self._api())
+        return Container(
+            folder=folder,
+            address=address,
+            order=ContainerOrders(args=orders.args, env=self._env | dict(orders.env), port=orders.port),
+            cache=self.cache,
+            api=f"{place.hostname}:{place.port}",
+            fault=self._fault(),
+            exited=off,
+        )
 
     def restart(self, machine: str, *, wiped: bool = False) -> None:
         """Begin to restart the main process of a container, with an empty disk if it is wiped."""
-        self._begin(machine, partial(Container.restart, wiped=wiped))
+        self.begin(machine, partial(Container.restart, wiped=wiped))
 
     def lose(self, machine: str) -> None:
         """Begin to end all processes of a container."""
-        self._begin(machine, Container.lose)
+        self.begin(machine, Container.lose)
 
-    def booted(self, machine: str) -> bool:
-        """Return whether a container has been started; one without a folder always has."""
-        return self._folder is None or (machine in self._boots and self._boots[machine].done())
-
-    def port(self, machine: str) -> int:
+    def published_port(self, machine: str) -> int:
         """Return the published port of a container."""
-        return self._containers[machine].port if machine in self._containers else RECORD_PORT
-
-    def machine(self, machine: str) -> Container:
-        """Return a container; raises KeyError if it was never there."""
-        return self._containers[machine]
-
-    def elapse(self) -> None:
-        """Set the clocks in all containers forward, beyond every deadline."""
-        for container in list(self._containers.values()):
-            container.elapse()
-
-    def settle(self) -> None:
-        """Wait for containers that are ending or restarting."""
-        for each in list(self._ends):
-            each.result(_JOIN_S)
+        return self.machines[machine].port if machine in self.machines else RECORD_PORT
 
     def failures(self) -> Sequence[str]:
         """Return the errors of containers that did not start, and the logs of main processes that ended."""
-        errors = [repr(boot.exception()) for boot in self._boots.values() if boot.done() and boot.exception()]
-        return errors + [each for container in self._containers.values() for each in container.exits]
+        return [*super().failures(), *(text for container in self.machines.values() for text in container.exits)]
 
     def _fault(self) -> ContainerFault | None:
         if self.faults:
             return self.faults.pop(0)
         return ContainerFault.IMPOSTOR if self.impostors else ContainerFault.SILENT if self.dead else None
-
-    def _begin(self, machine: str, verb: Callable[[Container], None]) -> None:
-        if (found := self._containers.get(machine)) is not None:
-            self._ends.append(self._threads.submit(verb, found))

@@ -6,47 +6,16 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pytest
 
 from skyward.fleet import machine_size
 from skyward.testing.aws import Looks
 from support.clouds.rest_service import RestService, Tariff
+from support.clouds.room import Room
 
-__all__ = ["FakeCloud", "FakeMachine", "Room"]
-
-
-class Room(Protocol):
-    """Machines behind a vendor's records, virtual ones or containers; see their own classes."""
-
-    impostors: bool
-    dead: bool
-
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def add(
-        self, machine: str, orders: Any, *, keys: Sequence[str] = (), powered_off: Callable[[], None] = ...
-    ) -> str: ...
-
-    def end(self, machine: str) -> None: ...
-
-    def booted(self, machine: str) -> bool: ...
-
-    def machine(self, machine: str) -> Any: ...
-
-    def elapse(self) -> None: ...
-
-    def settle(self) -> None: ...
-
-    def failures(self) -> Sequence[str]: ...
+__all__ = ["FakeCloud", "FakeMachine"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -100,7 +69,7 @@ class FakeCloud:
         containers_may_end: False for containers whose own keys are refused.
     """
 
-    def __init__(self, service: RestService, room: Room, looks: Looks | None = None) -> None:
+    def __init__(self, service: RestService, room: Room[Any, Any], looks: Looks | None = None) -> None:
         self.service = service
         self.room = room
         self.looks = looks or Looks(pending=0, ending=0)

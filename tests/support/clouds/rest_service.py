@@ -8,6 +8,8 @@ import math
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,6 +29,7 @@ __all__ = [
     "RestFault",
     "RestService",
     "Tariff",
+    "call_api",
     "load_json",
 ]
 
@@ -461,3 +464,20 @@ def _check_response(spec: Any, request: Any, response: Any) -> None:
     except ResponseNotFound:  # descriptions list few refusals
         if response.status_code < _REFUSED:
             raise
+
+
+def call_api(
+    url: str, call: str, body: Any = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, Any, Mapping[str, str]]:
+    """Make a call such as ``"GET /v2/things"`` without a client; return status, decoded JSON and headers."""
+    method, _, path = call.partition(" ")
+    data = None if body is None else json.dumps(body).encode()
+    named = {"Content-Type": "application/json", **(headers or {})}
+    request = urllib.request.Request(url + path, data, named, method=method)
+    try:
+        answer = urllib.request.urlopen(request, timeout=10)
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        text = answer.read()
+        return answer.status, json.loads(text) if text else None, dict(answer.headers)

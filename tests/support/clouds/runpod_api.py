@@ -409,7 +409,7 @@ class RunPodApi(FakeCloud):
     def _direct(self, pod: Pod) -> Mapping[str, Any] | None:
         if "22/tcp" not in pod.created.get("ports", ()):
             return None
-        port = self.containers.port(pod.id)
+        port = self.containers.published_port(pod.id)
         command = f"ssh root@{pod.address} -p {port}"
         return {"host": pod.address, "port": port, "username": "root", "command": command}
 

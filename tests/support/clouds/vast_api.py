@@ -434,7 +434,7 @@ class VastApi(FakeCloud):
         share += ("cpu_cores_effective", "cpu_ram", "geolocation", "verification", "storage_cost", "min_bid")
         state = "stopped" if found.stopped else "running"
         running = found.status == "running"
-        ports = {f"{PORT}/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(self.containers.port(found.id))}]}
+        ports = {f"{PORT}/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(self.containers.published_port(found.id))}]}
         return {
             **{name: found.ask[name] for name in share},
             "id": int(found.id),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from skyward.machine.ssh_config import SSHTarget
 from skyward.testing.hosts import SshHost, find_openssh, require_sshd
 from support.clock import FakeClock
 from support.clouds.booted_machine import MachineRoom
-from support.clouds.rest_service import FAULTS, SPECS, Pace, RestAnswer, RestCall, RestService, Tariff
+from support.clouds.rest_service import FAULTS, SPECS, Pace, RestAnswer, RestCall, RestService, Tariff, call_api
 from support.eventually import eventually
 
 
@@ -34,7 +32,7 @@ class Things(RestService):
         super().__init__("things", errors=errors, **settings)
         self.things: list[Any] = []
         self.route("POST /things", self.make)
-        self.route("GET /things/{name}", lambda call: RestAnswer(body=call.parts["name"]))
+        self.route("GET /things/{name}", lambda call: RestAnswer(body=call.parts))
 
     def make(self, call: RestCall) -> RestAnswer:
         self.things.append(call.body)
@@ -47,21 +45,10 @@ def things() -> Iterator[Things]:
         yield service
 
 
-def ask(url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
 def test_a_call_is_answered_by_its_route_and_logged(things: Things) -> None:
-    assert ask(f"{things.url}/things", {"a": 1}) == (201, '{"a": 1}')
-    assert ask(f"{things.url}/things/new%3Aone") == (200, "new:one")
-    assert ask(f"{things.url}/nowhere")[0] == 404
+    assert call_api(things.url, "POST /things", {"a": 1})[:2] == (201, {"a": 1})
+    assert call_api(things.url, "GET /things/new%3Aone")[:2] == (200, {"name": "new:one"})
+    assert call_api(things.url, "GET /nowhere")[0] == 404
     assert [(call.route, call.status) for call in things.calls] == [
         ("POST /things", 201),
         ("GET /things/{name}", 200),
@@ -78,20 +65,20 @@ def test_a_planned_fault_meets_one_call_before_or_after_its_effect(
 ) -> None:
     things.fail(FAULTS[fault], route="POST /things")
     try:
-        found, _ = ask(f"{things.url}/things", {})
+        found, *_ = call_api(things.url, "POST /things", {})
     except OSError:
         found = 0
     assert (found, len(things.things)) == (status, effect)
-    assert ask(f"{things.url}/things", {})[0] == 201
+    assert call_api(things.url, "POST /things", {})[0] == 201
 
 
 def test_a_pace_refuses_what_exceeds_it_until_the_time_is_over() -> None:
     clock = FakeClock()
     with Things(clock=clock.monotonic) as things:
         things.paces.append(Pace(calls=2, per_s=60.0))
-        assert [ask(f"{things.url}/things/a")[0] for _ in range(3)] == [200, 200, 429]
+        assert [call_api(things.url, "GET /things/a")[0] for _ in range(3)] == [200, 200, 429]
         clock.advance(61.0)
-        assert ask(f"{things.url}/things/a")[0] == 200
+        assert call_api(things.url, "GET /things/a")[0] == 200
 
 
 def test_the_bill_has_every_begun_second_the_least_time_and_the_peak() -> None:
@@ -113,7 +100,7 @@ def test_an_exchange_against_the_description_fails_the_test() -> None:
         RestService("do", errors=errors, description="digitalocean-compute-openapi.json") as service,
     ):
         service.route("GET /v2/droplets", lambda call: RestAnswer(body={"droplets": [{"id": "text"}]}))
-        ask(f"{service.url}/v2/droplets", headers={"Authorization": "Bearer x"})
+        call_api(service.url, "GET /v2/droplets", headers={"Authorization": "Bearer x"})
 
 
 CLOUD_CONFIG = """\

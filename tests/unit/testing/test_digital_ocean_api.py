@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +9,7 @@ import pytest
 
 from skyward.testing.aws import Looks
 from support.clouds.digital_ocean_api import SIZES, TOKEN, DigitalOceanApi
+from support.clouds.rest_service import call_api
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGRoaXMgaXMgbm90IGEga2V5IGJ1dCBsb25nIGVub3U= user"
 DROPLET = {"name": "one", "region": "nyc1", "size": "s-1vcpu-1gb", "image": "ubuntu-24-04-x64", "tags": ["sky:a"]}
@@ -25,17 +23,7 @@ def cloud() -> Iterator[DigitalOceanApi]:
 
 
 def ask(cloud: DigitalOceanApi, call: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any, Mapping[str, str]]:
-    method, _, path = call.partition(" ")
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(cloud.endpoint_url + path, data, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            text = answer.read()
-            return answer.status, json.loads(text) if text else None, dict(answer.headers)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read()), dict(error.headers)
+    return call_api(cloud.endpoint_url, call, body, {"Authorization": f"Bearer {token}"})
 
 
 def test_every_route_keeps_to_the_description(cloud: DigitalOceanApi) -> None:
@@ -110,25 +98,6 @@ def test_long_lists_come_in_pages(cloud: DigitalOceanApi) -> None:
         slugs += [each["slug"] for each in page["sizes"]]
         path = page["links"]["pages"].get("next", "").removeprefix(cloud.endpoint_url)
     assert slugs == [size.slug for size in SIZES]
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "message"),
-    [
-        ({"size": "s-nothing"}, 422, "invalid size"),
-        ({"region": "tor1", "size": "g-8vcpu-32gb"}, 422, "not available in this region"),
-        ({"image": "windows"}, 422, "invalid image"),
-        ({"ssh_keys": [7]}, 422, "invalid key identifiers"),
-        ({"size": "c-4"}, 422, "currently unavailable"),
-    ],
-)
-def test_a_droplet_is_refused_as_the_vendor_does(
-    cloud: DigitalOceanApi, change: Mapping[str, Any], status: int, message: str
-) -> None:
-    cloud.capacity["c-4"] = 0
-    found, answer, _ = ask(cloud, "POST /v2/droplets", {**DROPLET, **change})
-    assert (found, cloud.alive) == (status, [])
-    assert message in answer["message"]
 
 
 def test_accounts_and_tokens_have_their_limits(cloud: DigitalOceanApi) -> None:

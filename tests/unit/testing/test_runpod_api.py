@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from skyward.testing.aws import Looks
+from support.clouds.rest_service import call_api
 from support.clouds.runpod_api import API_KEY, RunPodApi
 
 POD = {"name": "one", "image": "ubuntu:24.04", "cpu": {"id": "cpu3c", "vcpuCount": 2}, "ports": ["22/tcp"]}
@@ -24,17 +22,7 @@ def cloud() -> Iterator[RunPodApi]:
 
 
 def ask(cloud: RunPodApi, call: str, body: Any = None, key: str = API_KEY) -> tuple[int, Any, Mapping[str, str]]:
-    method, _, path = call.partition(" ")
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(cloud.endpoint_url + path, data, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            text = answer.read()
-            return answer.status, json.loads(text) if text else None, dict(answer.headers)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read()), dict(error.headers)
+    return call_api(cloud.endpoint_url, call, body, {"Authorization": f"Bearer {key}"})
 
 
 def made(cloud: RunPodApi, order: Mapping[str, Any] = POD) -> str:
@@ -71,15 +59,6 @@ def test_every_route_keeps_to_the_description(cloud: RunPodApi) -> None:
     assert cloud.service.bill.open == []
 
 
-def test_a_running_pod_has_no_port_at_first_and_its_quota_in_every_answer(cloud: RunPodApi) -> None:
-    pod = made(cloud)
-    seen = [ask(cloud, f"GET /v2/pods/{pod}") for _ in range(4)]
-
-    assert [row["status"] for _, row, _ in seen] == ["STARTING", "RUNNING", "RUNNING", "RUNNING"]
-    assert [row["ssh"]["direct"] is not None for _, row, _ in seen] == [False, False, False, True]
-    assert seen[0][2]["RateLimit"].startswith('"minute";r=')
-
-
 def test_a_pods_own_key_reaches_that_pod_only_and_may_be_refused(cloud: RunPodApi) -> None:
     one, two = made(cloud), made(cloud)
     key = cloud.pods[one].key
@@ -101,29 +80,6 @@ def test_pods_of_clusters_are_hidden_and_cannot_be_deleted(cloud: RunPodApi) -> 
     (seen,) = ask(cloud, "GET /v2/pods?includeClusterPods=true")[1]["pods"]
     assert seen["cluster"]["id"] == "cluster_1"
     assert ask(cloud, f"DELETE /v2/pods/{member}")[0] == 409
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "detail"),
-    [
-        ({"dataCenterIds": ["EU-RO-1"], "gpu": {"id": "NVIDIA H100 80GB HBM3"}}, 400, "instances available"),
-        ({"cpu": POD["cpu"]}, 400, "exactly one"),
-        ({"env": {f"V{number}": "" for number in range(51)}}, 400, "environment variables"),
-        ({"gpu": {"id": "NVIDIA L4", "count": 500}}, 402, "balance"),
-        ({"gpu": {"id": "NVIDIA GeForce RTX 4090"}}, 403, "cannot access"),
-        ({"mounts": {"network": [{"volumeId": "nothing", "path": "/workspace"}]}}, 404, "volume"),
-    ],
-)
-def test_a_refused_create_says_why_in_words_only(
-    cloud: RunPodApi, change: Mapping[str, Any], status: int, detail: str
-) -> None:
-    cloud.forbidden.add("NVIDIA GeForce RTX 4090")
-    found, problem, headers = ask(cloud, "POST /v2/pods", {**GPU, **change})
-
-    assert (found, problem["status"]) == (status, status)
-    assert detail in problem["detail"]
-    assert headers["Content-Type"] == "application/problem+json"
-    assert cloud.alive == []
 
 
 def test_the_sixty_first_call_of_a_minute_is_refused_with_a_time(cloud: RunPodApi) -> None:

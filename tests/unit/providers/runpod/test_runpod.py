@@ -252,7 +252,7 @@ async def test_a_pod_is_running_once_its_own_port_is_published_and_moves_with_it
         assert states[0] is InstanceState.PENDING, "the proxy is no way in"
         assert states[-1] is InstanceState.RUNNING
         for port in (34446, 40001):
-            monkeypatch.setattr(account.containers, "port", dict.fromkeys([made.id], port).__getitem__)
+            monkeypatch.setattr(account.containers, "published_port", dict.fromkeys([made.id], port).__getitem__)
             (seen,) = await provider.describe([made.id])
             assert isinstance(seen.access, SSHAccess)
             target = seen.access.target
