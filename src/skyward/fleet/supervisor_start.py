@@ -9,7 +9,7 @@ from skyward.environment.bootstrap import Environment, persist
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Completed, Transport
 from skyward.node.processes import SUPERVISOR_LOG
-from skyward.node.supervisor.known_environment import VISIBLE
+from skyward.node.supervisor.start_order import VISIBLE
 from skyward.node.supervisor.template import fork_supervisor
 from skyward.shipping.sources import added_package_folders
 from skyward.wire.limits import MIG_START_S

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import psutil
 
 from skyward.base.platform import (
-    adopt_orphans,
     name_thread,
     open_descriptors,
     orphan_to_reap,
@@ -35,12 +34,6 @@ _LOG_CHARS = 2000
 # Seconds that a supervisor may take to end once its connection has closed: it closes its connections a moment before it
 # ends, and a zygote that lives ends the node's processes itself (docs/decisions/003).
 _DEATH_S = 1.0
-
-
-def become_subreaper() -> None:
-    """Adopt the orphans of all descendants, in place of process 1. Does nothing except on Linux."""
-    # A program that daemonises leaves its session, but stays below this process then (docs/decisions/003).
-    adopt_orphans()
 
 
 def name_process(role: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from skyward.node.supervisor.plan import NodePlan
+from skyward.node.plan import NodePlan
 from skyward.wire.control import ServiceRunning, WorkProgress
 from skyward.wire.frames import TlsIdentity
 

@@ -16,7 +16,7 @@ from distributed import Client, Status, get_client, get_worker, wait
 
 import skyward as sky
 from skyward.errors import ConfigurationError, PoolStateError
-from skyward.node.supervisor.plan import memory_bytes
+from skyward.node.plan import memory_bytes
 from skyward_dask import SkywardCluster
 
 PATIENCE_S = 60.0

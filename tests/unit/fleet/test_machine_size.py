@@ -8,7 +8,7 @@ import pytest
 
 from skyward.fleet.machine_size import MachineSize, measure_machine, parse_size
 from skyward.machine.local import LocalAccess
-from skyward.node.supervisor.plan import memory_bytes
+from skyward.node.plan import memory_bytes
 from skyward.request.instance import InstanceSpec
 
 GIB = 1 << 30

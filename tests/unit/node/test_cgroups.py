@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyward.node.cgroups import find_cpu_limit
-from skyward.node.supervisor.plan import usable
+from skyward.node.plan import usable
 
 
 def unified(limit: str, above: str = "max 100000") -> dict[str, str]:

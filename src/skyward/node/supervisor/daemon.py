@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
 from skyward.base.descriptors import raise_descriptor_limit
-from skyward.base.platform import process_limits
+from skyward.base.platform import adopt_orphans, process_limits
 from skyward.errors import SkywardError
-from skyward.node.processes import SUPERVISOR_LOG, become_subreaper, end_of_log, name_process
+from skyward.node.processes import SUPERVISOR_LOG, end_of_log, name_process
 from skyward.node.supervisor.fork_server import fork_zygote, show_arguments, show_variable
-from skyward.node.supervisor.known_environment import VISIBLE, known_environment, visible_environment
 from skyward.node.supervisor.start_order import (
     PROGRAM,
     TEMPLATE_VARIABLE,
+    VISIBLE,
     VOLUMES_REQUEST,
     StartOrder,
+    known_environment,
+    visible_environment,
 )
 from skyward.node.supervisor.supervisor import Supervisor
 from skyward.node.supervisor.zygote import Spare
@@ -120,7 +122,8 @@ def _run_detached(supervise: Callable[[], None], config: NodeConfig) -> NoReturn
         for source, target in ((null, 0), (log_file, 1), (log_file, 2)):
             os.dup2(source, target)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        become_subreaper()
+        # A program that daemonises leaves its session, but stays below this process then (docs/decisions/003).
+        adopt_orphans()
         raise_descriptor_limit()
         supervise()
         status = 0

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from io import BufferedReader
 from typing import TextIO, cast
 
+from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, exit_reason, name_process
 from skyward.node.services import Service, ServiceProgram
-from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.zygote import Zygote, keep_process
 from skyward.wire.control import Report, RunService, ServiceRunning, WorkProgress, to_frame
 

@@ -18,6 +18,7 @@ from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep
 from skyward.machine.access import TAGS_FILE
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device
+from skyward.node.plan import NodePlan, claim_ports, make_plan, port_count
 from skyward.node.processes import (
     end_all,
     end_of_log,
@@ -28,7 +29,6 @@ from skyward.node.storage.blob_port import BlobPort
 from skyward.node.storage.volume_program import VolumeKeeper
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.node.supervisor.lease import Lease
-from skyward.node.supervisor.plan import NodePlan, claim_ports, make_plan, port_count
 from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
 from skyward.node.supervisor.sampling import open_sampler
 from skyward.node.supervisor.service_process import ServiceProcess

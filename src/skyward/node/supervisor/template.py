@@ -22,7 +22,7 @@ import psutil
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.exits import at_exit
 from skyward.base.platform import process_limits
-from skyward.node.supervisor.plan import HASH_SEED, cpu_count, share_of, thread_variables
+from skyward.node.plan import HASH_SEED, cpu_count, share_of, thread_variables
 from skyward.node.supervisor.start_order import (
     TEMPLATE_ID,
     TEMPLATE_VARIABLE,
@@ -187,7 +187,7 @@ class _Templates:
         with self._lock:
             if not self._usable:
                 return None
-            origin = (dict(variables), programs, limits, *_inherited(), *_changes(_watched()))
+            origin = (dict(variables), programs, limits, *_inherited(), *_package_changes())
             for template in [template for template in self._templates if template.failed]:
                 self._drop(template)
             template = next((template for template in self._templates if template.origin == origin), None)
@@ -266,25 +266,13 @@ def _inherited() -> Iterable[str]:
     yield str(os.getpriority(os.PRIO_PROCESS, 0))
 
 
-def _watched() -> Iterable[Path]:
+def _package_changes() -> Iterable[tuple[str, int]]:
+    """Yield the folders of packages, with the times of their last changes."""
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()}:
-        yield Path(folder)
-    # Path.home() fails for a user without a home; expanduser() leaves the text as it is, as Dask does.
-    settings = [Path("/etc/dask"), Path(sys.prefix, "etc/dask"), Path(os.path.expanduser("~/.config/dask"))]
-    for name in ("DASK_CONFIG", "DASK_ROOT_CONFIG"):
-        settings += [Path(os.environ[name])] if name in os.environ else []
-    for folder in settings:
-        yield folder
-        if folder.is_dir():
-            yield from sorted(folder.iterdir())
-
-
-def _changes(paths: Iterable[Path]) -> Iterable[tuple[str, int]]:
-    for path in paths:
         try:
-            yield str(path), path.stat().st_mtime_ns
+            yield folder, os.stat(folder).st_mtime_ns
         except OSError:  # not there, or not readable
-            yield str(path), 0
+            yield folder, 0
 
 
 if hasattr(os, "register_at_fork"):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wait_exponential, wait_random
 
+from skyward.node.plan import NodePlan
 from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
-from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.zygote import Fork, Zygote
 from skyward.node.worker.begun import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
 from skyward.node.worker.capture import take_last_words

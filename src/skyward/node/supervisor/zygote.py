@@ -18,9 +18,9 @@ from typing import Any
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 
 from skyward.base.descriptors import keep_from_forks
+from skyward.node.plan import NodePlan
 from skyward.node.processes import exit_reason
 from skyward.node.supervisor.fork_server import send_environment
-from skyward.node.supervisor.plan import NodePlan
 from skyward.node.supervisor.start_order import start_variables
 from skyward.wire.control import from_frame
 

@@ -24,9 +24,9 @@ from skyward.base.loop import LoopThread
 from skyward.base.platform import open_descriptors
 from skyward.base.waiting import keep
 from skyward.distributed.runtime import enter_task
+from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process, read_commands
 from skyward.node.services import Service, WorkerHost
-from skyward.node.supervisor.plan import NodePlan
 from skyward.node.worker.begun import enter, open_mark
 from skyward.node.worker.capture import WorkerLog
 from skyward.node.worker.child_processes import call_in_this_process, prepare_multiprocessing

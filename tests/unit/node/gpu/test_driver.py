@@ -24,7 +24,7 @@ from skyward.node.gpu.driver import (
     run_command,
 )
 from skyward.node.gpu.nvml import mig_devices, mig_mode
-from skyward.node.supervisor.plan import NodePlan
+from skyward.node.plan import NodePlan
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig
 from support.gpu_parts._gpu_cards import PROFILES, place_for

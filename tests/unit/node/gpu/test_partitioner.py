@@ -20,7 +20,7 @@ from skyward.errors import ConfigurationError
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device, NvidiaDriver, SmiAnswer
 from skyward.node.gpu.partitioner import largest_first
-from skyward.node.supervisor.plan import NodePlan
+from skyward.node.plan import NodePlan
 from skyward.request.accelerators import Accelerator
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig

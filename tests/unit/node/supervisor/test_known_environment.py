@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.node.supervisor.known_environment import known_environment, visible_environment
+from skyward.node.supervisor.start_order import known_environment, visible_environment
 
 KEPT = {
     "PATH": "/opt/bin:/usr/bin",

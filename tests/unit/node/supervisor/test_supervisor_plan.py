@@ -14,9 +14,7 @@ import psutil
 import pytest
 
 from skyward.node.gpu.driver import Device
-from skyward.node.processes import exit_reason, kill_all, kill_session
-from skyward.node.supervisor import plan as plans
-from skyward.node.supervisor.plan import (
+from skyward.node.plan import (
     NodePlan,
     claim_ports,
     cpu_count,
@@ -26,6 +24,8 @@ from skyward.node.supervisor.plan import (
     memory_bytes,
     share_of,
 )
+from skyward.node.processes import exit_reason, kill_all, kill_session
+from skyward.node.supervisor import plan as plans
 from skyward.providers import local
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig, WorkerPlace

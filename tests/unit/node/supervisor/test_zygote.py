@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from skyward.node.plan import NodePlan, make_plan
 from skyward.node.processes import exit_reason
-from skyward.node.supervisor.plan import NodePlan, make_plan
 from skyward.node.supervisor.zygote import Fork, Zygote, fork_from, keep_process
 from support.nodes import node_config
 
