@@ -17,7 +17,7 @@ from skyward.node.cgroups import find_memory_cgroup
 from skyward.node.gpu.nvml import open_nvml
 from skyward.node.supervisor.sampling import MetricsSampler, open_sampler, read_gpus
 from skyward.wire.control import NodeMetrics
-from support import gpus
+from support.gpus import FakeGpu, FakeGpus, Machine, cut
 
 GIB = 2**30
 
@@ -40,79 +40,6 @@ class FakeHost:
         return self.memory
 
 
-class FakeNVMLError(Exception):
-    pass
-
-
-@dataclass
-class FakeGpu:
-    name: str = "NVIDIA H100 80GB HBM3"
-    uuid: str = "GPU-1"
-    busy: int = 90
-    used: int = 20 * GIB
-    total: int = 80 * GIB
-    celsius: int = 61
-    refuses: tuple[str, ...] = ()
-    """Functions that raise for this GPU, or "all"."""
-
-
-@dataclass
-class FakeNvml:
-    """The functions of ``pynvml`` that are used, over GPUs that can refuse them."""
-
-    gpus: list[FakeGpu]
-    refuses: tuple[str, ...] = ()
-    shut_down: int = 0
-    NVMLError = FakeNVMLError
-    NVML_TEMPERATURE_GPU = 0
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        self._answer("nvmlInit")
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.shut_down += 1
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        self._answer("nvmlDeviceGetCount")
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
-        return self._answer("nvmlDeviceGetHandleByIndex", self.gpus[index])
-
-    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:  # noqa: N802
-        return self._answer("nvmlDeviceGetName", gpu).name
-
-    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:  # noqa: N802
-        return self._answer("nvmlDeviceGetUUID", gpu).uuid
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> FakeGpu:  # noqa: N802
-        return self._answer("nvmlDeviceGetMemoryInfo", gpu)
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:  # noqa: N802
-        return self._answer("nvmlDeviceGetMaxMigDeviceCount", gpu) and 0
-
-    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:  # noqa: N802
-        @dataclass
-        class Rates:
-            gpu: int
-
-        return Rates(self._answer("nvmlDeviceGetUtilizationRates", gpu).busy)
-
-    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:  # noqa: N802
-        assert sensor == self.NVML_TEMPERATURE_GPU
-        return self._answer("nvmlDeviceGetTemperature", gpu).celsius
-
-    def _answer(self, function: str, gpu: FakeGpu | None = None) -> Any:
-        refused = self.refuses + (gpu.refuses if gpu else ())
-        if function in refused or (gpu and "all" in refused):
-            raise FakeNVMLError(function)
-        return gpu
-
-
-def read(nvml: FakeNvml) -> tuple[GpuMetrics, ...]:
-    return read_gpus(nvml)
-
-
 def reading(**changes: Any) -> GpuMetrics:
     values: dict[str, Any] = {
         "index": 0,
@@ -127,42 +54,51 @@ def reading(**changes: Any) -> GpuMetrics:
 
 
 class TestGpus:
-    def test_each_tells_its_name_load_memory_and_temperature(self) -> None:
-        found = read(FakeNvml([FakeGpu(), FakeGpu(uuid="GPU-2", busy=0)]))
+    @pytest.fixture
+    def machine(self, tmp_path: Path) -> Callable[..., FakeGpus]:
+        return lambda *gpus, **how: FakeGpus(tmp_path / "gpus", Machine(gpus=list(gpus), **how))
 
-        assert found == (reading(), reading(index=1, uuid="GPU-2", utilization=0.0))
+    def test_each_tells_its_name_load_memory_and_temperature(self, machine: Callable[..., FakeGpus]) -> None:
+        h100, t4 = FakeGpu(), FakeGpu(card="T4")
 
-    @pytest.mark.parametrize(
-        "function, missing",
-        [("nvmlDeviceGetUtilizationRates", "utilization"), ("nvmlDeviceGetTemperature", "temperature")],
-    )
-    def test_what_one_does_not_tell_is_none(self, function: str, missing: str) -> None:
-        assert read(FakeNvml([FakeGpu(refuses=(function,))])) == (reading(**{missing: None}),)
+        readings = read_gpus(machine(h100, t4).nvml())
 
-    @pytest.mark.parametrize("function", ["all", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
-    def test_a_lost_one_is_left_out_and_the_others_keep_their_numbers(self, function: str) -> None:
-        found = read(FakeNvml([FakeGpu(refuses=(function,)), FakeGpu(uuid="GPU-2")]))
+        assert [(gpu.index, gpu.uuid, gpu.name) for gpu in readings] == [
+            (0, h100.uuid, "NVIDIA H100 80GB HBM3"),
+            (1, t4.uuid, "Tesla T4"),
+        ]
+        assert [gpu.memory_total_mb for gpu in readings] == [81559, 15360]
+        assert {(gpu.utilization, gpu.temperature, gpu.memory_used_mb) for gpu in readings} == {(40.0, 50.0, 11.0)}
 
-        assert found == (reading(index=1, uuid="GPU-2"),)
-
-    def test_a_driver_that_fails_later_leaves_none(self) -> None:
-        assert read(FakeNvml([FakeGpu()], refuses=("nvmlDeviceGetCount",))) == ()
+    def test_a_lost_one_is_left_out_and_the_others_keep_their_numbers(self, machine: Callable[..., FakeGpus]) -> None:
+        assert [gpu.index for gpu in read_gpus(machine(FakeGpu(lost=True), FakeGpu()).nvml())] == [1]
 
     @pytest.mark.parametrize("root", [True, False])
-    def test_in_mig_mode_tell_their_memory_and_not_how_busy_they_are(self, tmp_path: Path, *, root: bool) -> None:
-        parted = gpus.FakeGpu()
-        gpus.cut(parted, ["3g.40gb", "3g.40gb"])
-        there = gpus.FakeGpus(tmp_path / "gpus", gpus.Machine(gpus=[gpus.FakeGpu(), parted], root=root))
+    def test_in_mig_mode_tell_their_memory_and_not_how_busy_they_are(
+        self, machine: Callable[..., FakeGpus], *, root: bool
+    ) -> None:
+        parted = FakeGpu()
+        cut(parted, ["3g.40gb", "3g.40gb"])
 
-        whole, in_parts = read_gpus(open_nvml(there.nvml))
+        whole, in_parts = read_gpus(machine(FakeGpu(), parted, root=root).nvml())
 
         assert (whole.index, whole.utilization) == (0, 40.0)
         assert (in_parts.index, in_parts.utilization) == (1, None)
         assert in_parts.memory_total_mb == pytest.approx(81920, rel=0.05)
 
-    def test_are_none_without_a_driver_and_without_noise(self, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize("failing", ["nvmlInit", "nvmlDeviceGetCount"])
+    def test_are_none_where_the_driver_fails(
+        self, failing: str, machine: Callable[..., FakeGpus], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        nvml = machine(FakeGpu()).nvml()
+
+        def fail() -> None:
+            raise nvml.NVMLError
+
+        setattr(nvml, failing, fail)
         with caplog.at_level(logging.INFO):
-            assert open_nvml(lambda: FakeNvml([], refuses=("nvmlInit",))) is None
+            opened = open_nvml(lambda: nvml)
+            assert opened is None or read_gpus(opened) == ()
         assert caplog.records == []
 
     def test_are_none_without_pynvml(self) -> None:
@@ -171,14 +107,14 @@ class TestGpus:
 
         assert open_nvml(fails) is None
 
-    def test_the_driver_is_let_go_once(self) -> None:
-        nvml = FakeNvml([FakeGpu()])
+    def test_the_driver_is_let_go_once(self, machine: Callable[..., FakeGpus]) -> None:
+        nvml = open_nvml(machine(FakeGpu()).nvml)
         sampler = MetricsSampler(host=FakeHost(), nvml=nvml)
 
         sampler.close()
         sampler.close()
 
-        assert nvml.shut_down == 1
+        assert nvml.users == 0
 
 
 def write_files(root: Path, files: dict[str, str]) -> Path:
