@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from skyward.node import plan as plans
 from skyward.node.gpu.driver import Device
 from skyward.node.plan import (
     NodePlan,
@@ -25,7 +26,6 @@ from skyward.node.plan import (
     share_of,
 )
 from skyward.node.processes import exit_reason, kill_all, kill_session
-from skyward.node.supervisor import plan as plans
 from skyward.providers import local
 from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig, WorkerPlace
