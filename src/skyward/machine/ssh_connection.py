@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
@@ -355,7 +356,7 @@ class SSHConnection:
         async def dialled() -> socket.socket:
             ours, theirs = map(keep_from_forks, socket.socketpair())
             try:
-                await self._tunnel(theirs, host, port)
+                await self._tunnel(theirs, host, port, turn=contextlib.nullcontext())
             except BaseException:
                 ours.close()
                 raise
@@ -481,6 +482,10 @@ class SSHConnection:
         self._last_error = why
 
     async def _run_until_closed(self, work: Callable[[], Awaitable[T]]) -> T:
+        # Who has cancelled the future does not ask why the coroutine failed, and asyncio would log that.
+        cast("asyncio.Task[T]", asyncio.current_task()).add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )
         try:
             return await work()
         except (asyncio.CancelledError, RuntimeError):  # an executor that is shut down raises RuntimeError
@@ -501,16 +506,18 @@ class SSHConnection:
                     self.spawn(self._serve(sock, host, port))
 
     async def _serve(self, sock: socket.socket, host: str, port: int) -> None:
-        async with self._openings:
-            with contextlib.suppress(Exception):  # the caller dials again
-                await self._tunnel(sock, host, port)
+        with contextlib.suppress(Exception):  # the caller dials again
+            await self._tunnel(sock, host, port, turn=self._openings)
 
-    async def _tunnel(self, sock: socket.socket, host: str, port: int) -> None:
-        """Join a local socket, owned from now on, with the machine's ``host:port``."""
+    async def _tunnel(
+        self, sock: socket.socket, host: str, port: int, *, turn: AbstractAsyncContextManager[None]
+    ) -> None:
+        """Join a local socket, owned from now on, with the machine's ``host:port``, when it is its turn."""
         try:
-            channel = await self.use(
-                lambda client: open_channel(client, "direct-tcpip", (host, port), timeout_s=_OPENING_S)
-            )
+            async with turn:
+                channel = await self.use(
+                    lambda client: open_channel(client, "direct-tcpip", (host, port), timeout_s=_OPENING_S)
+                )
             await self.loop.create_connection(lambda: Tunnel(self, sock, channel), sock=sock)
         except BaseException as error:
             log.debug("port %s of %s does not answer: %s", port, self.target, error)  # expected while a node starts
