@@ -96,10 +96,12 @@ class CreateCall:
     Attributes:
         rank: rank of the node for which it was made.
         began: ``elapsed`` reading of the clock before the call.
+        usage: what its machine may cost until it is certain that there is none, as the most expensive of its offers.
     """
 
     rank: int
     began: float
+    usage: Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -203,8 +205,9 @@ class Machines:
 
     @property
     def _usages(self) -> list[Usage]:
-        """Usages of existing machines and of requested ones."""
-        return [*(machine.usage for machine in self.all), *chain.from_iterable(self._coming)]
+        """Usages of existing machines, of requested ones, and of those that an unanswered create call may have made."""
+        lost = (create.usage for create in self._lost.values())
+        return [*(machine.usage for machine in self.all), *chain.from_iterable(self._coming), *lost]
 
     def unended(self) -> list[Machine]:
         """Return the machines that are not confirmed gone."""
@@ -547,7 +550,7 @@ class Machines:
     ) -> Sequence[Machine]:
         """Launch machines of the first of ``offers`` that the provider can serve."""
         purchase = _purchase(self._pool_id, self._provider, offers[0])
-        creates = await self._reserve(ranks, purchase)
+        creates = await self._reserve(ranks, purchase, offers)
         order = self._order(creates, purchase, offers, lasts_s, interrupted)
         try:
             instances = await self._provider.launch(offers, order)
@@ -588,7 +591,7 @@ class Machines:
             if interrupted():
                 raise UnreachableError(f"{reason}; another is not created, since the pool ends")
             self._notice(f"{reason}: another is created. If the first one appears after all, it is ended")
-            (other,) = added = await self._reserve([creates[key].rank], purchase)
+            (other,) = added = await self._reserve([creates[key].rank], purchase, offers)
             creates.update(added)
             return other
 
@@ -607,12 +610,16 @@ class Machines:
             renew=renew,
         )
 
-    async def _reserve(self, ranks: Sequence[int], purchase: Purchase) -> dict[str, CreateCall]:
+    async def _reserve(
+        self, ranks: Sequence[int], purchase: Purchase, offers: Sequence[Offer]
+    ) -> dict[str, CreateCall]:
         """Write an entry for the machine of each rank; return their create calls, by ledger key."""
         keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
         await asyncio.to_thread(self._ledger.reserve, keys, purchase)
         began = self._clock.elapsed()
-        return {key: CreateCall(rank=rank, began=began) for key, rank in keys.items()}
+        dearest = max(offers, key=lambda offer: offer.price_per_hour or 0.0)
+        usage = replace(Usage.of(dearest, began), ended_at=began + _CERTAIN_S)
+        return {key: CreateCall(rank=rank, began=began, usage=usage) for key, rank in keys.items()}
 
     async def _take_over(self, left: Sequence[str], creates: Mapping[str, CreateCall]) -> None:
         """Take over machines of an order that could not be undone: they count, and end with their rank's others."""

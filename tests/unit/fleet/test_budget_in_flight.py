@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from skyward.errors import UnreachableError
 from skyward.events import Notice
 from skyward.fleet.machines import Machines
 from skyward.ledger.ledger import Ledger
@@ -44,6 +45,23 @@ async def test_machines_that_are_asked_for_at_the_same_time_do_not_cost_more_tha
 
     assert sum(isinstance(each, Exception) for each in asked) == 3
     assert len(machines.all) == 1
+
+
+async def test_a_machine_that_an_unanswered_create_may_have_made_counts_for_ten_minutes(tmp_path: Path) -> None:
+    provider = FakeProvider([DEAR])
+    provider.fail("create", UnreachableError("no answer"))
+    machines = Machines(
+        provider,
+        parse_request(nodes=1, spot="always", max_cost=7.0, timeout=10**6),
+        pool_id="p",
+        publish=lambda _: None,
+        ledger=Ledger(tmp_path / "ledger.db"),
+        clock=FakeClock(),
+    )
+    await machines.launch([0])
+
+    assert 0 < machines.timeout_s() < (7.0 - 600 * 0.01) / 0.01
+    await machines.end(machines.all)
 
 
 CHEAP = Offer(spec=replace(SPEC, name="cheap"), spot=True, price_per_hour=3.6)
