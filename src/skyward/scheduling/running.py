@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
@@ -34,6 +35,7 @@ from skyward.events.bus import EventBus
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.fleet.fleet import Fleet
 from skyward.fleet.node_handle import LinkDown, LinkUp, NodeHandle, open_node
+from skyward.fleet.supervisor_start import start_template_ahead
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import OpeningSweep
 from skyward.market.cost import Budget, CostReport
@@ -193,6 +195,8 @@ class RunningPool:
     async def open(self) -> None:
         """Provision and connect. If that fails or is interrupted, terminate everything before raising. On the loop."""
         self._opening = asyncio.current_task()
+        if self._provider.this_machine:  # its imports take a third of the opening, on another core
+            threading.Thread(target=start_template_ahead, args=(self._request,), daemon=True).start()
         try:
             tls = await asyncio.to_thread(issue, self._request.timeout_s)
             ledger = await asyncio.to_thread(Ledger.of_user)

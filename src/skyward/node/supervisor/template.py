@@ -59,12 +59,16 @@ class _TemplateProcess:
 
     Attributes:
         origin: properties of the present process with which it was started.
+        limits: its :func:`process_limits`, which are among them.
         failed: whether it has ended by itself.
         served: whether it has ever forked a supervisor.
     """
 
-    def __init__(self, variables: Mapping[str, str], programs: tuple[str, ...], origin: tuple[object, ...]) -> None:
+    def __init__(
+        self, variables: Mapping[str, str], programs: tuple[str, ...], origin: tuple[object, ...], limits: str
+    ) -> None:
         self.origin = origin
+        self.limits = limits
         self.failed = False
         self.served = False
         self._closed = False
@@ -182,11 +186,12 @@ class _Templates:
         self._templates: list[_TemplateProcess] = []
         self._usable = sys.platform == "linux"
 
-    def find(self, variables: Mapping[str, str], programs: tuple[str, ...], limits: str) -> _TemplateProcess | None:
+    def find(self, variables: Mapping[str, str], programs: tuple[str, ...]) -> _TemplateProcess | None:
         """Return a template that is as a program would be that starts now; it is started if need be."""
         with self._lock:
             if not self._usable:
                 return None
+            limits = process_limits()
             origin = (dict(variables), programs, limits, *_inherited(), *_package_changes())
             for template in [template for template in self._templates if template.failed]:
                 self._drop(template)
@@ -194,7 +199,7 @@ class _Templates:
             if template is None:
                 while len(self._templates) >= _MOST:
                     self._drop(self._templates[0])
-                template = _TemplateProcess(variables, programs, origin)
+                template = _TemplateProcess(variables, programs, origin, limits)
             else:
                 self._templates.remove(template)
             self._templates.append(template)
@@ -225,6 +230,18 @@ class _Templates:
 _templates = _Templates()
 
 
+def start_template(config: NodeConfig, variables: Mapping[str, str]) -> None:
+    """Start the process that such a node will be forked from, ahead of :func:`fork_supervisor`. Blocks briefly."""
+    with suppress(OSError):  # it is met again when the node is ordered
+        _templates.find(_program_variables(config, variables), node_programs(config))
+
+
+def _program_variables(config: NodeConfig, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that count when the program of a node's template starts."""
+    cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
+    return start_variables(os.environ | dict(variables) | HASH_SEED) | thread_variables(config, cores)
+
+
 async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> str | None:
     """Start a node of this machine's supervisor as a fork, with ``variables`` besides those of this process.
 
@@ -234,15 +251,14 @@ async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> s
     if len(config.instance_id) != len(TEMPLATE_ID):
         return None
     env = os.environ | dict(variables)
-    cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
-    wanted = start_variables(env | HASH_SEED) | thread_variables(config, cores)
+    started_with = _program_variables(config, variables)
     try:
-        limits = process_limits()
-        template = await asyncio.to_thread(_templates.find, wanted, node_programs(config), limits)
+        template = await asyncio.to_thread(_templates.find, started_with, node_programs(config))
         if template is None:
             return None
         # Every process of the node is a fork of the one that gets this order, which must not hold the volumes' keys.
-        order = StartOrder(config=replace(config, volumes=()), env=env, started_with=wanted, limits=limits)
+        own = replace(config, volumes=())
+        order = StartOrder(config=own, env=env, started_with=started_with, limits=template.limits)
         answer = await template.fork(order, config.volumes)
     except OSError as error:  # no descriptor or process is left, or this kernel's /proc lacks a file
         log.warning(
