@@ -61,10 +61,12 @@ class _Packing(threading.local):
     Attributes:
         arguments_of: name of the function whose arguments it pickles; empty while it pickles none.
         of_result: whether it pickles a result.
+        looking: whether a pickler asks each value for its class and its module.
     """
 
     arguments_of: str = ""
     of_result: bool = False
+    looking: bool = False
 
 
 packing: Final = _Packing()
@@ -301,11 +303,11 @@ class _Pickler(cloudpickle.Pickler):
 
     def dump_whole(self, obj: object) -> None:
         """Pickle an object; stand-ins in it may be asked for their class."""
-        before, looking.on = looking.on, True
+        before, packing.looking = packing.looking, True
         try:
             self.dump(obj)
         finally:
-            looking.on = before
+            packing.looking = before
 
     def reducer_override(self, obj: Any) -> Any:
         known = _by_name.get(id(obj))
@@ -477,7 +479,7 @@ class LeftOut:
         return f"<{object.__getattribute__(self, '_text')}>"
 
     def __getattribute__(self, name: str) -> Any:
-        if looking.on or name in _OF_COPIES:
+        if packing.looking or name in _OF_COPIES:
             return object.__getattribute__(self, name)
         if name in _ABSENT:
             raise AttributeError(name)
@@ -487,15 +489,6 @@ class LeftOut:
 _OF_COPIES: Final = frozenset({"__reduce__", "__reduce_ex__"})
 _ABSENT: Final = frozenset({"__copy__", "__deepcopy__", "__isabstractmethod__", "__wrapped__"})
 """Names that copies of an object with a stand-in, subclasses of a class with one, and signatures look for."""
-
-
-class _Looking(threading.local):
-    """Whether this thread pickles: picklers ask each value for its class and its module."""
-
-    on: bool = False
-
-
-looking: Final = _Looking()
 
 
 def _raise(self: Any, *_: object, **__: object) -> NoReturn:

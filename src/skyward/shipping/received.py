@@ -27,7 +27,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import cache_from_source, decode_source
+from importlib.util import cache_from_source, decode_source, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -194,22 +194,16 @@ class SourceFinder(MetaPathFinder):
         if parent is not None and not is_received(parent) and not _is_namespace(parent.__spec__):
             return None  # a submodule of another package than the one sent
         found = self._found(fullname, path)
-        if _is_unneeded(source, found) or ("." not in fullname and self._leaves(fullname, found)):
+        if "." not in fullname and self._is_as_sent(fullname, found):  # with its data and its compiled parts
+            self._left.add(fullname)
             return None
-        return _spec(source)
+        return None if _is_unneeded(source, found) else _spec(source)
 
     def _found(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """Return what this process would import without the received sources."""
         found = found_here(name, path, besides=self)
         place = place_of(found)
         return None if place is not None and _is_copy(place) else found
-
-    def _leaves(self, name: str, found: ModuleSpec | None) -> bool:
-        """Return True for a top-level module that the process imports from its own place."""
-        if not self._is_as_sent(name, found):
-            return False
-        self._left.add(name)  # with its data and its compiled parts
-        return True
 
     def _is_as_sent(self, package: str, found: ModuleSpec | None) -> bool:
         if found is None or not found.origin:
@@ -310,27 +304,25 @@ def _text_at(place: Path) -> str | None:
         return None
 
 
-def _spec(source: ModuleSource) -> ModuleSpec:
-    if source.is_namespace:
-        there = _copies() is None or os.path.isdir(source.origin)
-        folder = source.origin if there else str(_copy_of(source).parent)
-        spec = ModuleSpec(source.name, ServedLoader(source, os.path.join(folder, "__init__.py")), is_package=True)
-        spec.submodule_search_locations = [folder]
-        return spec
-    file = _file_of(source)
-    spec = ModuleSpec(source.name, ServedLoader(source, file), origin=file, is_package=source.is_package)
-    spec.has_location = True  # else the module would get no __file__
-    if source.is_package:
-        spec.submodule_search_locations = [os.path.dirname(file)]
+def _spec(source: ModuleSource) -> ModuleSpec | None:
+    if not source.is_namespace:
+        file = _file_of(source)
+        return spec_from_file_location(
+            source.name, file, loader=None if source.is_compiled else ServedLoader(source, file)
+        )
+    is_here = _copies() is None or os.path.isdir(source.origin)
+    folder = source.origin if is_here else str(_copy_of(source).parent)
+    spec = ModuleSpec(source.name, ServedLoader(source, os.path.join(folder, "__init__.py")), is_package=True)
+    spec.submodule_search_locations = [folder]
     return spec
 
 
 def _file_of(source: ModuleSource) -> str:
     """Return the module's file: at its origin if this machine has the same one there, else its copy."""
-    if _copies() is None or _text_at(Path(source.origin)) == source.text:
+    if _copies() is None or (not source.is_compiled and _text_at(Path(source.origin)) == source.text):
         return source.origin
     place = _copy_of(source)
-    if _text_at(place) != source.text:  # there was no room when it came
+    if not place.exists() or (not source.is_compiled and _text_at(place) != source.text):  # there was no room
         _copy(source)
     return str(place)
 
@@ -342,7 +334,7 @@ def _copy(source: ModuleSource) -> None:
     place = _copy_of(source)
     for path, data in source.files:
         _write(place.parent / path, data)
-    if not source.is_namespace:
+    if not (source.is_namespace or source.is_compiled):
         _write(place, _encoded(source.text))
 
 
@@ -364,6 +356,8 @@ def _is_copy(place: str) -> bool:
 
 def _copy_of(source: ModuleSource) -> Path:
     """Return the path of a copy of the module."""
+    if source.is_compiled:
+        return Path(str(_copies()), source.files[0][0])
     inside = Path(str(_copies()), *source.name.split("."))
     return inside / "__init__.py" if source.is_package else inside.with_name(f"{inside.name}.py")
 

@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
 from itertools import islice, pairwise
 from operator import attrgetter, is_
 from pathlib import Path, PurePath
@@ -367,15 +367,15 @@ def loaded_by_the_user() -> dict[str, list[str]]:
 
 def made_here(source: ModuleSource) -> bool:
     """Return True if this process has made ``source``, of a module that it has as it is."""
-    return _shelf().made(source)
+    return source.name in sys.modules and _shelf().source(source.name) == source
 
 
 class _Shelf:
     """Sources by name."""
 
     def __init__(self) -> None:
-        self._known: dict[str, ModuleSource] = {}
-        self._of_loaded: dict[str, tuple[ModuleSpec, ModuleSource | None]] = {}
+        self._editions: dict[str, ModuleSource] = {}
+        self._known: dict[str, tuple[ModuleSpec, ModuleSource | None]] = {}  # as last read
         self._sets: dict[frozenset[str], SourceSet | None] = {}
         self._installed: set[str] = set()
         self._path: list[str] = []
@@ -386,28 +386,23 @@ class _Shelf:
 
     def set_of(self, names: frozenset[str]) -> SourceSet | None:
         with self._lock:
-            known = self._sets.get(names)
-            if known is not None and known.is_current():
-                return known
-            found = self._set_of(names)
-            if len(self._sets) >= _ENTRIES:
-                self._sets.clear()
-            self._sets[names] = found
-            return found
+            sources = self._sets.get(names)
+            if sources is None or not sources.is_current():
+                sources = self._set_of(names)
+                if len(self._sets) >= _ENTRIES:
+                    self._sets.clear()
+                self._sets[names] = sources
+            return sources
 
     def _set_of(self, names: frozenset[str]) -> SourceSet | None:
         found: dict[str, ModuleSource] = {}
         seen: set[str] = set()
         waiting = set(names)
         while waiting:
-            name = waiting.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            source = self.source(name)
-            if source is not None:
+            seen.add(name := waiting.pop())
+            if (source := self.source(name)) is not None:
                 found[name] = source
-                waiting |= needed_with(source)
+                waiting |= needed_with(source) - seen
         taken = dict(found)
         for name in [*found]:
             for outer in packages_around(name):
@@ -431,32 +426,29 @@ class _Shelf:
         if name == "__main__" or self._is_known_as_installed(name.partition(".")[0]):
             return None
         with self._lock:
-            module = sys.modules.get(name)
             spec = _spec_of(name)
             if spec is None:
                 return None
             if isinstance(spec.loader, ServedLoader):
                 return spec.loader.received
-            if module is None:
-                return self._read(name, spec)
-            known = self._of_loaded.get(name)
-            if known is None or known[0] is not spec:
-                self._of_loaded[name] = known = spec, self._read(name, spec)
-            return known[1]
-
-    def made(self, source: ModuleSource) -> bool:
-        module = sys.modules.get(source.name)
-        if module is None or self._known.get(source.name) != source:
-            return False
-        known = self._of_loaded.get(source.name)
-        return known is None or getattr(module, "__spec__", None) is known[0]
+            known_spec, source = self._known.get(name, (None, None))
+            if known_spec is not spec or name not in sys.modules:
+                source = self._read(name, spec)
+                self._known[name] = spec, source
+            return source
 
     def _read(self, name: str, spec: ModuleSpec) -> ModuleSource | None:
-        if self._is_installed(name, spec):
+        place = place_of(spec)
+        if place is None or is_installed_at(name, place):
+            if "." not in name and spec.origin is not None:  # no namespace, of which the user may have a part
+                self._installed.add(name)
             return None
         text = _text(name, spec)
         if text is None:
-            return None
+            compiled = _compiled_file(spec) if "." not in name else ()
+            return (
+                self._edition(name, "", is_package=False, origin=str(spec.origin), files=compiled) if compiled else None
+            )
         is_package = spec.submodule_search_locations is not None
         origin = spec.origin if spec.has_location and spec.origin else next(iter(_folders(spec)), name)
         is_outermost = is_package and spec.origin and not self._is_inside_a_package(name)
@@ -470,16 +462,19 @@ class _Shelf:
     def _edition(
         self, name: str, text: str, *, is_package: bool, origin: str, files: tuple[tuple[str, bytes], ...] = ()
     ) -> ModuleSource:
-        old = self._known.get(name)
-        if old is None or (old.text, old.origin, old.is_package, old.files) != (text, origin, is_package, files):
+        latest = self._editions.get(name)
+        if latest is None or (latest.text, latest.origin, latest.is_package, latest.files) != (
+            text,
+            origin,
+            is_package,
+            files,
+        ):
             # Later than every earlier edition, even if the clock was set back: workers keep the latest one.
-            self._last_edition_ns = max(time.time_ns(), self._last_edition_ns + 1)
-            edition_ns = self._last_edition_ns
-            old = ModuleSource(
+            self._last_edition_ns = edition_ns = max(time.time_ns(), self._last_edition_ns + 1)
+            latest = self._editions[name] = ModuleSource(
                 name=name, text=text, is_package=is_package, origin=origin, edition_ns=edition_ns, files=files
             )
-        self._known[name] = old
-        return old
+        return latest
 
     def loaded(self) -> dict[str, list[str]]:
         """Return the user's loaded modules by package; search again, for 1 ms, when the number of modules changes."""
@@ -495,18 +490,6 @@ class _Shelf:
         """Return True if the top-level package of ``name`` is not found here."""
         package = name.partition(".")[0]
         return not self._is_known_as_installed(package) and _spec_of(package) is None
-
-    def _is_installed(self, name: str, spec: ModuleSpec | None = None) -> bool:
-        """Return True if a module is found here, and is Python's or a distribution's."""
-        spec = spec or _spec_of(name)
-        place = place_of(spec)
-        if spec is None:
-            return False
-        if place is not None and not is_installed_at(name, place):
-            return False
-        if "." not in name and spec.origin is not None:  # no namespace, of which the user may have a part
-            self._installed.add(name)
-        return True
 
     def _is_known_as_installed(self, package: str) -> bool:
         if self._path != sys.path:  # another folder may come first now
@@ -548,6 +531,16 @@ def _text(name: str, spec: ModuleSpec) -> str | None:
         return loader.get_source(name) if hasattr(loader, "get_source") else None  # in a zip
     except (ImportError, OSError, SyntaxError, ValueError):
         return None
+
+
+def _compiled_file(spec: ModuleSpec) -> tuple[tuple[str, bytes], ...]:
+    """Return the file of a compiled module of 8 MiB at most; empty for any other module."""
+    path = Path(spec.origin or "")
+    try:
+        is_meant = spec.has_location and path.name.endswith(tuple(EXTENSION_SUFFIXES))
+        return ((path.name, path.read_bytes()),) if is_meant and path.stat().st_size <= _FILES_BYTES else ()
+    except OSError:
+        return ()
 
 
 def _files_in(folder: str) -> tuple[tuple[str, bytes], ...]:

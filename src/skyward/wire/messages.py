@@ -80,11 +80,11 @@ class ModuleSource:
 
     Attributes:
         name: full name.
-        text: source text; empty for a package without ``__init__.py``.
+        text: source text; empty for a package without ``__init__.py``, and for a compiled module.
         is_package: True if it has submodules.
         origin: path at its origin, for tracebacks; empty if it has none.
         edition_ns: time at which this text was first seen there, in ns since the epoch; the latest edition counts.
-        files: other files in the folder of a project's first package, by their path in it.
+        files: other files in the folder of a project's first package, by their path in it, or a compiled module's file.
     """
 
     name: str
@@ -98,6 +98,11 @@ class ModuleSource:
     def is_namespace(self) -> bool:
         """Whether it is a package without ``__init__.py``."""
         return self.is_package and not self.text and not self.origin.endswith(".py")
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is a compiled module, whose file is in ``files``."""
+        return not self.is_package and bool(self.files)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import builtins
 import gc
 import importlib
+import importlib.util
 import linecache
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -437,6 +439,35 @@ def test_a_machine_without_the_folder_has_a_copy_with_the_files_of_a_package(pro
     assert done.returncode == 0, done.stderr.decode()
     data = ["data.txt", "assets/more.txt", "deep/in_a_package.txt"]
     assert done.stdout.decode().splitlines() == [*data, "sky_pkg.unneeded", "True False", "1"]
+
+
+COMPILED = """
+import os, pickle, sys
+os.environ["SKYWARD_BLOB_DIRS"] = sys.argv[1]
+from skyward.shipping.pickling import unpack_call
+total, file = unpack_call(sys.stdin.buffer.read())()
+print(total, file.startswith(sys.argv[1]))
+"""
+
+
+def test_a_compiled_module_beside_the_program_travels(project: Path, tmp_path: Path) -> None:
+    spec = importlib.util.find_spec("xxlimited")  # an example that comes with Python
+    assert spec is not None
+    shutil.copy(str(spec.origin), project)
+
+    def fn() -> tuple[int, str]:
+        import xxlimited  # type: ignore[import-not-found] # pyright: ignore[reportMissingImports]
+
+        return xxlimited.foo(1, 2), xxlimited.__file__
+
+    sent = pack(fn, what="it").data
+    (project / Path(str(spec.origin)).name).unlink()
+    (tmp_path / "node").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, tmp_path / "node"], input=sent, capture_output=True, check=False
+    )
+
+    assert done.stdout.split() == [b"3", b"True"], done.stderr.decode()
 
 
 @pytest.mark.parametrize(
