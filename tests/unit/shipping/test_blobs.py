@@ -45,12 +45,6 @@ class FakeNode:
             del self.files[path]
         return Completed(exit_code=0, stdout="", stderr="")
 
-    async def forward(self, host: str, port: int) -> tuple[str, int]:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        raise NotImplementedError
-
 
 def blob_of(number: int, mib: int = 4) -> Blob:
     array = np.full(mib * MIB, number, dtype="u1")
@@ -83,99 +77,75 @@ async def use(blobs: NodeBlobs, *wanted: Blob) -> None:
     blobs.release(await blobs.hold(wanted))
 
 
-def test_a_blob_is_put_once_even_when_two_calls_want_it_at_once() -> None:
+async def test_a_blob_is_put_once_even_when_two_calls_want_it_at_once() -> None:
     node, blob = FakeNode(), blob_of(1)
     blobs = NodeBlobs(Place(), node)
-
-    async def both() -> None:
-        await asyncio.gather(blobs.hold([blob]), blobs.hold([blob]))
-        assert blobs.hold_present([blob]) is not None
-
-    asyncio.run(both())
+    await asyncio.gather(blobs.hold([blob]), blobs.hold([blob]))
+    assert blobs.hold_present([blob]) is not None
     assert node.puts == [f"/memory/{blob.id}"]
 
 
-def test_a_blob_on_its_way_is_not_present() -> None:
-    async def story() -> None:
-        blobs = NodeBlobs(Place(), FakeNode())
-        blob = blob_of(1)
-        arriving = asyncio.ensure_future(blobs.hold([blob]))
-        await asyncio.sleep(0)
-        assert blobs.hold_present([blob]) is None
-        await arriving
-        assert blobs.hold_present([blob]) is not None
-
-    asyncio.run(story())
+async def test_a_blob_on_its_way_is_not_present() -> None:
+    blobs, blob = NodeBlobs(Place(), FakeNode()), blob_of(1)
+    arriving = asyncio.ensure_future(blobs.hold([blob]))
+    await asyncio.sleep(0)
+    assert blobs.hold_present([blob]) is None
+    await arriving
+    assert blobs.hold_present([blob]) is not None
 
 
-def test_the_least_recently_used_blob_goes_first() -> None:
+async def test_the_least_recently_used_blob_goes_first() -> None:
     node = FakeNode()
     blobs = NodeBlobs(Place(), node)
     old, used, new = blob_of(1), blob_of(2), blob_of(3)
-
-    async def story() -> None:
-        for blob in (old, used, old, new):
-            await use(blobs, blob)
-
-    asyncio.run(story())
+    for blob in (old, used, old, new):
+        await use(blobs, blob)
     assert sorted(node.files) == sorted([f"/memory/{old.id}", f"/memory/{new.id}"])
 
 
-def test_blobs_in_use_stay_and_others_go_to_disk() -> None:
+async def test_blobs_in_use_stay_and_others_go_to_disk() -> None:
     node = FakeNode()
     blobs = NodeBlobs(Place(), node)
     held = [blob_of(1), blob_of(2)]
-
-    async def story() -> None:
-        await blobs.hold(held)
-        await use(blobs, blob_of(3), blob_of(4, mib=20))
-        assert blobs.hold_present(held) is not None
-
-    asyncio.run(story())
+    await blobs.hold(held)
+    await use(blobs, blob_of(3), blob_of(4, mib=20))
+    assert blobs.hold_present(held) is not None
     assert {path.split("/")[1] for path in node.files} == {"memory", "disk"}
     assert sum(path.startswith("/memory") for path in node.files) == 2
 
 
-def test_the_arguments_of_one_call_do_not_push_each_other_out() -> None:
+async def test_the_arguments_of_one_call_do_not_push_each_other_out() -> None:
     node = FakeNode()
     wanted = [blob_of(number) for number in range(4)]
-    held = asyncio.run(NodeBlobs(Place(), node).hold(wanted))
+    held = await NodeBlobs(Place(), node).hold(wanted)
     assert len(held) == len(node.files) == 4
 
 
-def test_blobs_that_arrive_together_stay_within_the_budget() -> None:
+async def test_blobs_that_arrive_together_stay_within_the_budget() -> None:
     node = FakeNode()
     blobs = NodeBlobs(Place(), node)
-
-    async def story() -> None:
-        await asyncio.gather(*(blobs.hold([blob_of(number)]) for number in range(10)))
-
-    asyncio.run(story())
+    await asyncio.gather(*(blobs.hold([blob_of(number)]) for number in range(10)))
     assert sum(size for path, size in node.files.items() if path.startswith("/memory")) <= 10 * MIB
 
 
-def test_a_forgotten_blob_is_put_again() -> None:
+async def test_a_forgotten_blob_is_put_again() -> None:
     node, blob = FakeNode(), blob_of(1)
     blobs = NodeBlobs(Place(), node)
-
-    async def story() -> None:
-        first = await blobs.hold([blob])
-        blobs.forget([blob.id])
-        second = await blobs.hold([blob])
-        blobs.release(first)
-        assert second[0].users == 1
-
-    asyncio.run(story())
+    first = await blobs.hold([blob])
+    blobs.forget([blob.id])
+    second = await blobs.hold([blob])
+    blobs.release(first)
+    assert second[0].users == 1
     assert len(node.puts) == 2
 
 
-def test_an_argument_changed_after_submission_is_an_error() -> None:
+async def test_an_argument_changed_after_submission_is_an_error() -> None:
     array = np.zeros(2 * MIB, dtype="u1")
     (blob,) = identify([memoryview(array)], ArgumentMemo())
     array[5] = 1
     node = FakeNode()
     with pytest.raises(SkywardError, match="changed after its call was submitted"):
-        asyncio.run(NodeBlobs(Place(), node).hold([blob]))
+        await NodeBlobs(Place(), node).hold([blob])
     assert node.files == {}
 
 

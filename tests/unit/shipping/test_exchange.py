@@ -89,12 +89,6 @@ class FakeNode:
         self.files.difference_update(argv[2:])
         return Completed(exit_code=0, stdout="", stderr="")
 
-    async def forward(self, host: str, port: int) -> tuple[str, int]:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        raise NotImplementedError
-
 
 class Net:
     """Nodes, and what is on its way between them."""

@@ -182,12 +182,6 @@ def test_a_module_that_its_name_does_not_find_goes_as_it_is(
     assert (there.FACTOR, there.factor(), found.FACTOR) == (77, 77, 10)
 
 
-def test_relative_imports_in_a_function_travel(elsewhere: Callable[[], None], project: Path) -> None:
-    packed = pack(importlib.import_module("sky_pkg.inner").seven, what="it")
-    elsewhere()
-    assert unpack(packed.data)() == 7
-
-
 def test_only_what_is_needed_travels(project: Path) -> None:
     names = [source.name for source in sources_of(["sky_pkg.inner", "numpy", "skyward", "json", "sky_absent"])]
     assert names == [
@@ -198,17 +192,6 @@ def test_only_what_is_needed_travels(project: Path) -> None:
         "sky_pkg.outer",
         "sky_pkg.unfindable",
     ]
-
-
-def test_a_function_without_modules_of_the_users_is_pickled_as_ever() -> None:
-    def fn() -> Any:
-        import json
-
-        import numpy as np
-
-        return json, np
-
-    assert b"skyward.shipping.sources" not in pack(fn, what="it").data
 
 
 def test_large_arrays_of_such_a_function_stay_out_of_the_pickle(elsewhere: Callable[[], None]) -> None:

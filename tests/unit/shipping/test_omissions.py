@@ -7,7 +7,6 @@ import importlib
 import math
 import operator
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -21,6 +20,7 @@ import pytest
 
 from skyward.errors import SerializationError
 from skyward.shipping.pickling import LeftOut, pack, unpack
+from support.worker_process import WorkerProcess
 
 SOURCE = """
 import functools
@@ -116,31 +116,20 @@ def test_a_caching_function_of_such_a_module_travels_and_caches_there(helpers: A
         assert function.__name__ == "factorial"
 
 
-OTHER_PROCESS = """
-import sys
-from skyward.errors import SerializationError
-from skyward.shipping.pickling import unpack
-make = unpack(sys.stdin.buffer.read())
-print(make().value())
-for use in (lambda: make().locked(), lambda: make().selected().fetchone(), lambda: make().lock.acquire()):
-    try:
-        use()
-    except SerializationError as error:
-        print(error)
-"""
-
-
 @pytest.mark.parametrize("name", ["Model", "Child"])
-def test_a_class_whose_methods_refer_to_a_lock_travels_without_it(helpers: Any, name: str) -> None:
-    data = pack(getattr(helpers, name), what="it").data
-    there = subprocess.run([sys.executable, "-c", OTHER_PROCESS], input=data, capture_output=True, check=True)
-    value, *said = there.stdout.decode().splitlines()
-    assert value == "3"
-    assert [line.partition(" was left out")[0] for line in said] == [
-        "'LOCK' of module sky_locking",
-        "'CONNECTION' of module sky_locking",
-        "'lock' of class Model",
-    ]
+def test_a_class_whose_methods_refer_to_a_lock_travels_without_it(
+    helpers: Any, worker: WorkerProcess, name: str
+) -> None:
+    cls = getattr(helpers, name)
+    assert worker.call(lambda make: make().value(), cls) == 3
+    uses: dict[str, Callable[[Any], object]] = {
+        "'LOCK' of module sky_locking": lambda make: make().locked(),
+        "'CONNECTION' of module sky_locking": lambda make: make().selected().fetchone(),
+        "'lock' of class Model": lambda make: make().lock.acquire(),
+    }
+    for what, use in uses.items():
+        with pytest.raises(SerializationError, match=f"{what} was left out"):
+            worker.call(use, cls)
 
 
 def test_what_the_function_itself_refers_to_is_an_error_before_anything_is_sent(helpers: Any) -> None:

@@ -7,8 +7,6 @@ import dataclasses
 import enum
 import gc
 import importlib
-import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,49 +18,15 @@ import cloudpickle
 import pytest
 
 from skyward.errors import SerializationError
-from skyward.shipping.pickling import pack, unpack, unpack_error
-
-WORKER = """
-import pickle, sys
-from skyward.shipping.pickling import pack_error, pack_result, unpack_call
-calls, results = sys.stdin.buffer, sys.stdout.buffer
-while True:
-    fn, args = unpack_call(pickle.load(calls))
-    try:
-        answer = pack_result(fn(*args), what="the result").data
-    except Exception as error:
-        answer = pack_error(error)
-    pickle.dump(answer, results)
-    results.flush()
-"""
+from skyward.shipping.pickling import pack, unpack
+from support.worker_process import WorkerProcess
 
 
-class Worker:
-    def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def send(self, fn: Callable[..., Any], *args: object) -> bytes:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        pickle.dump(pack((fn, args), what="the call").data, self.process.stdin)
-        self.process.stdin.flush()
-        answer = pickle.load(self.process.stdout)
-        if isinstance(answer, bytes):
-            return answer
-        raise unpack_error(answer, where="the worker")
-
-    def call(self, fn: Callable[..., Any], *args: object) -> Any:
-        return unpack(self.send(fn, *args))
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    """A worker to which this module goes by value, as a script's does."""
-    worker = Worker()
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    """This module goes by value, as a script does."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with worker.process:
-        yield worker
-        worker.process.kill()
+    yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
@@ -177,7 +141,9 @@ LOCAL = local_class()
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_a_call_does_to_a_class_stays_on_its_worker(worker: Worker, cls: type, args: tuple[Any, ...]) -> None:
+def test_what_a_call_does_to_a_class_stays_on_its_worker(
+    worker: WorkerProcess, cls: type, args: tuple[Any, ...]
+) -> None:
     before = state(cls)
     for _ in range(2):
         result = worker.call(spoilt_instance, cls, *args)
@@ -187,7 +153,7 @@ def test_what_a_call_does_to_a_class_stays_on_its_worker(worker: Worker, cls: ty
     assert LOG == []
 
 
-def test_instances_in_containers_and_classes_themselves_are_those_here(worker: Worker) -> None:
+def test_instances_in_containers_and_classes_themselves_are_those_here(worker: WorkerProcess) -> None:
     result = worker.call(spoilt_in_containers, Model)
     one, (other, cls) = result["models"]
     assert type(one) is type(other) is cls is Model
@@ -196,12 +162,12 @@ def test_instances_in_containers_and_classes_themselves_are_those_here(worker: W
     assert {type(pair) for pair in result["pairs"]} == {Pair}
 
 
-def test_subclasses_are_not_announced_again_by_results(worker: Worker) -> None:
+def test_subclasses_are_not_announced_again_by_results(worker: WorkerProcess) -> None:
     assert isinstance(worker.call(identity, Plugin()), Plugin)
     assert Registered.known == ["Plugin"]
 
 
-def test_functions_and_bound_methods_are_those_here(worker: Worker) -> None:
+def test_functions_and_bound_methods_are_those_here(worker: WorkerProcess) -> None:
     assert worker.call(identity, helper) is helper
     assert worker.call(identity, Model.helper) is Model.helper
     method = worker.call(identity, Model().hit)
@@ -210,7 +176,7 @@ def test_functions_and_bound_methods_are_those_here(worker: Worker) -> None:
 
 
 def test_a_module_that_went_by_value_is_the_one_here(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: WorkerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sky_returned.py").write_text("FACTOR = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -218,7 +184,7 @@ def test_a_module_that_went_by_value_is_the_one_here(
     assert worker.call(identity, module) is module
 
 
-def test_modules_that_hold_each_other_travel(worker: Worker) -> None:
+def test_modules_that_hold_each_other_travel(worker: WorkerProcess) -> None:
     one, other = ModuleType("sky_one"), ModuleType("sky_other")
     one.other, other.one, other.value = other, one, 5  # type: ignore[attr-defined]
     result = worker.call(identity, one)
@@ -237,14 +203,14 @@ def kept(name: str, make: Callable[[], Any]) -> Any:
     return kept.value
 
 
-def test_a_class_made_in_a_call_is_based_on_the_class_here(worker: Worker) -> None:
+def test_a_class_made_in_a_call_is_based_on_the_class_here(worker: WorkerProcess) -> None:
     result = worker.call(subclass_of, Model, 7)
     assert type(result).__bases__ == (Model,)
     assert result.value == 7
     assert Model.hits == 0
 
 
-def test_a_class_made_in_a_call_is_the_same_in_every_result(worker: Worker) -> None:
+def test_a_class_made_in_a_call_is_the_same_in_every_result(worker: WorkerProcess) -> None:
     def make() -> Any:
         return subclass_of(Model, 8)
 
@@ -257,7 +223,7 @@ def test_a_class_made_in_a_call_is_the_same_in_every_result(worker: Worker) -> N
 
 
 def test_a_result_of_a_class_that_was_defined_anew_is_of_the_class_that_was_sent(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = worker.send(spoilt_instance, Model)
     monkeypatch.setattr(sys.modules[__name__], "Model", type("Model", (), {"__module__": __name__}))
@@ -266,7 +232,7 @@ def test_a_result_of_a_class_that_was_defined_anew_is_of_the_class_that_was_sent
     assert type(old) is Model
 
 
-def test_a_result_of_a_class_that_is_gone_is_of_the_one_with_its_name(worker: Worker) -> None:
+def test_a_result_of_a_class_that_is_gone_is_of_the_one_with_its_name(worker: WorkerProcess) -> None:
     names: dict[str, Any] = {"__name__": "sky_gone"}
     module = sys.modules["sky_gone"] = ModuleType("sky_gone")
     module.__dict__.update(names)
@@ -285,13 +251,13 @@ def test_a_result_of_a_class_that_is_gone_is_of_the_one_with_its_name(worker: Wo
         del sys.modules["sky_gone"]
 
 
-def test_a_local_class_that_is_gone_here_comes_back_whole(worker: Worker) -> None:
+def test_a_local_class_that_is_gone_here_comes_back_whole(worker: WorkerProcess) -> None:
     data = worker.send(spoilt_instance, local_class())
     gc.collect()
     assert unpack(data).hits == 99
 
 
-def test_a_large_state_of_the_worker_does_not_come_back_with_an_instance(worker: Worker) -> None:
+def test_a_large_state_of_the_worker_does_not_come_back_with_an_instance(worker: WorkerProcess) -> None:
     def grow(model: Any) -> Any:
         type(model).hit.__globals__["LOG"].extend(range(100_000))
         return model
@@ -335,7 +301,7 @@ def has_dict(cls: type, *args: object) -> tuple[object, bool]:
 @pytest.mark.parametrize(
     ("cls", "args"), [(Slotted, ()), (MoreSlots, ()), (SlottedPoint, (1,)), (WithDict, (1,))], ids=str
 )
-def test_a_class_with_slots_has_them_on_the_worker_too(worker: Worker, cls: type, args: tuple[Any, ...]) -> None:
+def test_a_class_with_slots_has_them_on_the_worker_too(worker: WorkerProcess, cls: type, args: tuple[Any, ...]) -> None:
     instance, with_dict = worker.call(has_dict, cls, *args)
 
     assert type(instance) is cls
@@ -356,7 +322,7 @@ def slotted_of_a_call() -> list[Any]:
     return [Local(1), Local(2)]
 
 
-def test_a_class_with_slots_made_in_a_call_keeps_them(worker: Worker) -> None:
+def test_a_class_with_slots_made_in_a_call_keeps_them(worker: WorkerProcess) -> None:
     first, second = worker.call(slotted_of_a_call)
 
     assert (first.x, second.x) == (1, 2)
