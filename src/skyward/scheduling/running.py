@@ -49,7 +49,6 @@ from skyward.shipping.parcels import FunctionCache, wrap
 from skyward.submission import ArgumentMemo, FleetStatus, Invocation, NodeService, NodeStatus, ServiceAccess
 from skyward.wire.control import (
     Message,
-    MetricsReport,
     NodeMetrics,
     Preempting,
     PreemptionLikely,
@@ -416,8 +415,8 @@ def _event_of(node: NodeHandle, message: Message | LinkDown | LinkUp) -> Skyward
     """Return the event for a node's message; None for messages between node and engine only."""
     instance_id = node.instance.id
     match message:
-        case MetricsReport():
-            return NodeMetrics.from_dict(message.values).to_event(instance_id=instance_id, node=node.rank)
+        case NodeMetrics():
+            return message.to_event(instance_id=instance_id, node=node.rank)
         case LinkDown():
             return NodeUnreachable(instance_id, node.rank, message.reason)
         case LinkUp():

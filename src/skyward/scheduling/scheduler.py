@@ -74,7 +74,6 @@ from skyward.wire.messages import (
     GangAddress,
     GangAddresses,
     Item,
-    Kind,
     LoggedRecord,
     MissingBlobs,
     PackedError,
@@ -107,6 +106,7 @@ _VERDICT_S = 1.0
 _KILL_AGAIN_S = 0.2
 # Below 32768, where Linux begins to hand out ports of outgoing connections.
 _UNASSIGNED_PORTS = 20_000, 32_768
+_OUTPUT = (PrintedLines.CODE, EmittedEvent.CODE, LoggedRecord.CODE)
 # After this the supervisor kills a worker that has not ended a cancelled call: a call may hold the interpreter's lock.
 _CANCEL_PATIENCE_S = 1.0
 # Fresh processes for one call. A third would be used up by the call's own arguments or module (decision 013).
@@ -756,10 +756,10 @@ class Scheduler:
         if self.links.get(link.id) is not link:
             return  # its node is gone, and its calls run elsewhere
         if not link.alive:  # its calls run elsewhere by now; only printed lines are still of use
-            items = [item for item in items if item[0] in (Kind.LINES, Kind.EVENT, Kind.RECORD)]
+            items = [item for item in items if item[0] in _OUTPUT]
         finished: list[tuple[int, float]] = []
         foreign: int | None = None
-        only_results = len(items) == 1 and items[0][0] == Kind.RESULTS
+        only_results = len(items) == 1 and items[0][0] == SmallResults.CODE
         with nullcontext() if only_results else self._bus.together():
             for item in items:
                 try:
@@ -832,7 +832,7 @@ class Scheduler:
 
     def _spoil(self, item: Item, error: Exception) -> Iterator[tuple[int, float]]:
         """Fail the calls whose results cannot be decoded: no other answer will arrive for them."""
-        for call_id in answered_calls(item) if item[0] in (Kind.RESULT, Kind.RESULTS) else ():
+        for call_id in answered_calls(item) if item[0] in (CallResult.CODE, SmallResults.CODE) else ():
             if (call := self.calls.unfinished.get(call_id)) is not None:
                 self._complete(call, RawOutcome(error=error))
                 yield call.id, 0.0

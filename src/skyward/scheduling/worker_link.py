@@ -214,7 +214,7 @@ class WorkerLink:
 
     def push(self, item: ToWorker) -> None:
         """Queue an item for the worker, to travel with the calls that are sent next."""
-        self._link.session.push(item.to_wire(), item.nbytes)
+        self._link.session.push(item, item.nbytes)
 
     def send_item(self, item: ToWorker) -> None:
         """Send an item at once."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, get_args
 
 from skyward.events import GpuMetrics, Metrics, Progress
-from skyward.wire.frames import FrameError
+from skyward.wire.frames import FrameError, with_tuples
 
 _SIGKILL = 9
 """Number on nodes, which may not be that of the client's system."""
@@ -185,7 +184,7 @@ class ServiceExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMetrics:
-    """A node at one moment.
+    """Node to client: the node's load at one moment.
 
     Attributes:
         cpu_percent: load of all cores together since the previous sample, 0 to 100.
@@ -204,17 +203,6 @@ class NodeMetrics:
         """Used memory, 0 to 100."""
         return 100 * self.memory_used_mb / self.memory_total_mb
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields for the wire: strings, numbers, sequences and None only."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> NodeMetrics:
-        """Return the reading of fields from the wire."""
-        # `asdict` has made dicts of them, too, and `cls(**values)` alone would keep those.
-        gpus = tuple(GpuMetrics(**gpu) for gpu in values["gpus"])
-        return replace(cls(**values), gpus=gpus)
-
     def to_event(self, *, instance_id: str, node: int) -> Metrics:
         """Return the event for the user."""
         utilizations = [gpu.utilization for gpu in self.gpus if gpu.utilization is not None]
@@ -231,17 +219,6 @@ class NodeMetrics:
             gpu_temperature=max((gpu.temperature for gpu in self.gpus if gpu.temperature is not None), default=None),
             gpus=self.gpus,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsReport:
-    """Node to client: the node's load.
-
-    Attributes:
-        values: the fields of :class:`NodeMetrics`.
-    """
-
-    values: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +296,7 @@ Report: TypeAlias = (
     | Fetched
     | ServiceRunning
     | ServiceExit
-    | MetricsReport
+    | NodeMetrics
     | WorkProgress
     | TimeoutWarning
     | VolumeTrouble
@@ -332,34 +309,12 @@ Report: TypeAlias = (
 Message: TypeAlias = Command | Report
 
 # Without a version: a node runs the very files of its client's Skyward.
-_KINDS: dict[str, type[Message]] = {
-    "start": Start,
-    "run_service": RunService,
-    "ping": Ping,
-    "kill": Kill,
-    "fetch": Fetch,
-    "stop": Stop,
-    "pong": Pong,
-    "worker": WorkerRunning,
-    "worker_exit": WorkerExit,
-    "fetched": Fetched,
-    "service": ServiceRunning,
-    "service_exit": ServiceExit,
-    "metrics": MetricsReport,
-    "work": WorkProgress,
-    "warning": TimeoutWarning,
-    "volumes": VolumeTrouble,
-    "trouble": SupervisorTrouble,
-    "preempting": Preempting,
-    "preemption_likely": PreemptionLikely,
-    "ending": Ending,
-}
-_NAMES = {cls: kind for kind, cls in _KINDS.items()}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Report))}
 
 
 def to_frame(message: Message) -> dict[str, Any]:
     """Return the message as a map for a frame, or for a line of JSON."""
-    return {"kind": _NAMES[type(message)], **asdict(message)}
+    return {"kind": type(message).__name__, **asdict(message)}
 
 
 def from_frame(frame: dict[str, Any]) -> Message:
@@ -368,10 +323,11 @@ def from_frame(frame: dict[str, Any]) -> Message:
     Raises:
         FrameError: the map is no message of this version.
     """
-    # msgpack and JSON return lists for tuples.
-    values: dict[str, Any] = {name: tuple(cast("Any", v)) if isinstance(v, list) else v for name, v in frame.items()}
+    values = with_tuples(frame)
     kind = values.pop("kind", None)
     try:
+        if kind == NodeMetrics.__name__:
+            values["gpus"] = tuple(GpuMetrics(**gpu) for gpu in values["gpus"])
         return _KINDS[kind](**values)
     except (KeyError, TypeError) as error:
         raise FrameError(

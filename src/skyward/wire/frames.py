@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -111,3 +112,8 @@ def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is larger than the {MAX_FRAME_BYTES} allowed")
     writer.write(LENGTH.pack(len(body)) + body)
+
+
+def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record from msgpack or JSON, which both return lists for tuples."""
+    return {name: tuple(cast("Any", value)) if isinstance(value, list) else value for name, value in values.items()}

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import msgpack
@@ -26,13 +27,14 @@ from skyward.base.descriptors import Descriptors
 from skyward.base.platform import MutableEvents, mutable_events
 from skyward.base.waiting import EAGER_S
 from skyward.wire.frames import LENGTH, forget_tls_errors
-from skyward.wire.messages import Item, Kind
+from skyward.wire.messages import Item, LaneItem, ResultChunk
 
 log = logging.getLogger("skyward.wire")
 
 _LARGEST_BYTES = 64 << 20  # a session's messages have a few MiB: a larger length is no length
 _READ_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
+_PATHS = "surrogateescape"  # names of files need not be UTF-8
 _RECORD_BYTES = 16 << 10  # the largest record of TLS
 
 _ACK_DELAY_S = 0.02  # most acknowledgements travel with an item that is sent meanwhile
@@ -65,7 +67,9 @@ class Connection:
         self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_side=server_side)
         # Both made once: see docs/decisions/007.
         self._encrypted = memoryview(bytearray(_READ_BYTES))
-        self._pack: Callable[[Any], bytes] = msgpack.Packer(buf_size=_PACKED_BYTES).pack
+        self._pack: Callable[[Any], bytes] = msgpack.Packer(
+            default=methodcaller("to_wire"), buf_size=_PACKED_BYTES, unicode_errors=_PATHS
+        ).pack
         self._partial = bytearray()
         self._early: list[Any] = []
         self._unsent = memoryview(b"")
@@ -172,7 +176,7 @@ class Connection:
                 break
             # Views are released at once: a bytearray cannot shrink while one is there.
             with memoryview(received) as whole, whole[begin:end] as body:
-                messages.append(msgpack.unpackb(body))
+                messages.append(msgpack.unpackb(body, use_list=False, unicode_errors=_PATHS))
             start = end
         if received is self._partial:
             del self._partial[:start]
@@ -210,7 +214,7 @@ class BrokenSessionError(Exception):
 
 
 class _Entry(NamedTuple):
-    item: Item
+    item: LaneItem | Item
     nbytes: int
     bulk: bool
 
@@ -242,7 +246,7 @@ class Session:
         self.seen = 0
         self.kept_bytes = 0
 
-    def push(self, item: Item, nbytes: int = 64, *, bulk: bool = False) -> None:
+    def push(self, item: LaneItem | Item, nbytes: int = 64, *, bulk: bool = False) -> None:
         """Queue an item; ``nbytes`` is its approximate size.
 
         Takes no lock, as appending is atomic: a finalizer that prints may run in a thread that holds one.
@@ -274,7 +278,7 @@ class Session:
         self.collect()
         # A message names the number of its first item only: the others follow from the order.
         first = self._first_unacked + len(self._sent) - self._resend
-        items: list[Item] = []
+        items: list[LaneItem | Item] = []
         if self._resend:
             items = self._take_again()
         elif self._small:
@@ -326,9 +330,9 @@ class Session:
         self._forget(peer_seen)
         self._resend = len(self._sent)
 
-    def _take_again(self) -> list[Item]:
+    def _take_again(self) -> list[LaneItem | Item]:
         start = len(self._sent) - self._resend  # in their old order, small behind bulk: the numbers are given
-        items: list[Item] = []
+        items: list[LaneItem | Item] = []
         size = 0
         for index in range(start, len(self._sent)):
             entry = self._sent[index]
@@ -491,7 +495,7 @@ class Link:
                     for message in connection.receive():
                         nbytes = 0
                         for item in message[2]:
-                            if item[0] == Kind.CHUNK:  # only chunks are bulk: acknowledging them gives credit back
+                            if item[0] == ResultChunk.CODE:  # the only bulk items: an acknowledgement is credit
                                 nbytes += len(item[-1])
                         fresh += self.session.receive(message, nbytes)
             except Exception as error:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import codecs
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from skyward.wire.messages import LogPiece, StreamName
 from skyward.wire.terminal import COLOURS, CONTROLS, WIDEST, Control, Row, cut_off, parse, row_of
 
 PIECE_CHARS = 256 * 1024
 """Length of the longest piece of a line, in characters."""
-
-StreamName = Literal["stdout", "stderr"]
 
 _STATES_INTERVAL_S = 1.0
 _MOST_ROWS = 200  # a block of a screen's height; a movement may name any number
@@ -21,29 +19,6 @@ _ADDING = ("text", "colour")
 _IDLE_AT_END = ("down", "erase_below", "blank", "delete", "insert")
 _IDLE_AT_START = ("back", "erase")
 _ERASE_ALL = Control("erase", 2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPiece:
-    """Printed line, or a piece of a very long one.
-
-    Attributes:
-        text: text without the line end; always encodable as UTF-8.
-        partial: True if the line goes on in this stream's next piece.
-        stream: stream to which it was printed.
-        timestamp: time of its completion, in seconds since the epoch.
-        writer: number of the call's thread that printed it, from 0.
-        state: True for a state of a progress bar, in one line, that will be overwritten.
-        task: name of the Dask task that printed it, if one did.
-    """
-
-    text: str
-    partial: bool = False
-    stream: StreamName = "stdout"
-    timestamp: float
-    writer: int = 0
-    state: bool = False
-    task: str = ""
 
 
 class LineAssembler:

@@ -1,67 +1,20 @@
 """Items of a lane: short lists for msgpack on the wire, frozen records on either side of it.
 
-Each record states its layout by its fields: the list is its kind followed by its fields in order. Items are decoded
+Each record states its layout by its fields: the list is its code followed by its fields in order. Items are decoded
 once, by :func:`to_worker` or :func:`to_client`, where they leave the link.
 """
 
 from __future__ import annotations
 
-import enum
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast, get_args
-
-from skyward.wire.log_pieces import LogPiece
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, cast, get_args
 
 Item = Sequence[Any]
-"""Element of a lane's stream: a list that msgpack can encode; it begins with a :class:`Kind`."""
+"""Element of a lane's stream as received; it begins with the code of a record."""
 
 _HEAD_BYTES = 64
 """Approximate size of an item besides its pickles."""
-
-
-class Kind(enum.IntEnum):
-    """First element of every item on the wire. The record of the same purpose describes the rest."""
-
-    FUNCTION = 1
-    """To the worker: :class:`StoreFunction`."""
-    CALLS = 2
-    """To the worker: :class:`RunCalls`."""
-    CANCEL = 3
-    """To the worker: :class:`CancelCalls`."""
-    REVOKE = 4
-    """To the worker: :class:`RevokeCalls`."""
-    SPECIAL = 5
-    """To the worker: :class:`RunSpecialCall`."""
-    MET = 6
-    """To the worker: :class:`GangAddresses`."""
-    FORGET = 7
-    """To the worker: :class:`ForgetFunctions`."""
-    LEVELS = 8
-    """To the worker: :class:`SetLevels`."""
-    SOURCES = 9
-    """To the worker: :class:`StoreSources`."""
-    CHUNK = 11
-    """To the client: :class:`ResultChunk`."""
-    RESULT = 12
-    """To the client: :class:`CallResult`."""
-    LINES = 13
-    """To the client: :class:`PrintedLines`."""
-    EVENT = 14
-    """To the client: :class:`EmittedEvent`."""
-    REVOKED = 15
-    """To the client: :class:`RevokedCalls`."""
-    MISSING = 16
-    """To the client: :class:`MissingBlobs`."""
-    RESULTS = 17
-    """To the client: :class:`SmallResults`."""
-    MEET = 18
-    """To the client: :class:`GangAddress`."""
-    SPENT = 19
-    """To the client: :class:`SpentProcess`."""
-    RECORD = 20
-    """To the client: :class:`LoggedRecord`."""
 
 
 class WirePart:
@@ -70,12 +23,12 @@ class WirePart:
     __slots__ = ()
 
     def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
+        """Return the list for msgpack, which asks for those of the records in it."""
         return [getattr(self, name) for name in self.__slots__]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleSource:
+@dataclass(frozen=True, slots=True)
+class ModuleSource(WirePart):
     """Source of a module.
 
     Attributes:
@@ -103,6 +56,32 @@ class ModuleSource:
     def is_compiled(self) -> bool:
         """Whether it is a compiled module, whose file is in ``files``."""
         return not self.is_package and bool(self.files)
+
+
+StreamName = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece(WirePart):
+    """Printed line, or a piece of a very long one.
+
+    Attributes:
+        text: text without the line end; always encodable as UTF-8.
+        timestamp: time of its completion, in seconds since the epoch.
+        stream: stream to which it was printed.
+        partial: True if the line goes on in this stream's next piece.
+        writer: number of the call's thread that printed it, from 0.
+        state: True for a state of a progress bar, in one line, that will be overwritten.
+        task: name of the Dask task that printed it, if one did.
+    """
+
+    text: str
+    timestamp: float
+    stream: StreamName = "stdout"
+    partial: bool = False
+    writer: int = 0
+    state: bool = False
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +119,6 @@ class Payload(WirePart):
     def blobs(self) -> tuple[str, ...]:
         """Ids of all blobs of the payload."""
         return (self.data_blob, *self.buffer_blobs) if self.data_blob else self.buffer_blobs
-
-    @classmethod
-    def from_wire(cls, wire: Sequence[Any]) -> Payload:
-        """Return the payload in a list from msgpack."""
-        data, data_blob, buffer_blobs = wire
-        return cls(data, data_blob, tuple(buffer_blobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +161,6 @@ class Outcome(WirePart):
     part_bytes: tuple[int, ...] = ()
     error: PackedError | None = None
 
-    def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        return [self.seconds, self.data, self.part_bytes, self.error and self.error.to_wire()]
-
-    @classmethod
-    def from_wire(cls, wire: Sequence[Any]) -> Outcome:
-        """Return the outcome in a list from msgpack."""
-        seconds, data, part_bytes, error = wire
-        return cls(seconds, data, tuple(part_bytes), PackedError(*error) if error else None)
-
 
 def _size_of(wire: Any) -> int:
     match wire:
@@ -207,15 +170,17 @@ def _size_of(wire: Any) -> int:
             return sum(map(_size_of, cast("Sequence[Any]", wire)))
         case dict():
             return _size_of([*cast("dict[str, Any]", wire).items()])
+        case WirePart():
+            return _size_of(wire.to_wire())
         case _:
             return 8
 
 
-class LaneItem:
-    """Record of one item of a lane."""
+class LaneItem(WirePart):
+    """Record of one item of a lane; on the wire its code comes before its fields."""
 
     __slots__ = ()
-    KIND: ClassVar[Kind]
+    CODE: ClassVar[int]
 
     @property
     def nbytes(self) -> int:
@@ -223,9 +188,8 @@ class LaneItem:
         return _HEAD_BYTES + _size_of(self.to_wire())
 
     def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        values = [getattr(self, name) for name in self.__slots__]
-        return [self.KIND, *(value.to_wire() if isinstance(value, WirePart) else value for value in values)]
+        """Return the list for msgpack, which asks for those of the records in it."""
+        return [self.CODE, *(getattr(self, name) for name in self.__slots__)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +197,6 @@ class StoreFunction(LaneItem):
     """Function for later calls; sent before its first call, and again after :class:`ForgetFunctions`."""
 
     # Calls name it by its id: pickling it each time cost more than the rest of a small call (decision 006).
-    KIND: ClassVar = Kind.FUNCTION
     function_id: str
     payload: Payload
     label: str
@@ -241,38 +204,19 @@ class StoreFunction(LaneItem):
     @classmethod
     def from_wire(cls, function_id: str, payload: Sequence[Any], label: str) -> StoreFunction:
         """Return the record of a list's fields."""
-        return cls(function_id, Payload.from_wire(payload), label)
+        return cls(function_id, Payload(*payload), label)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSources(LaneItem):
     """Sources of modules that calls after it need; sent once per edition, and taken between calls."""
 
-    KIND: ClassVar = Kind.SOURCES
     sources: Sequence[ModuleSource]
-
-    def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        return [Kind.SOURCES, [_wire_of(each) for each in self.sources]]
 
     @classmethod
     def from_wire(cls, sources: Sequence[Sequence[Any]]) -> StoreSources:
         """Return the record of a list's fields."""
-        return cls([*map(_source, sources)])
-
-
-def _wire_of(source: ModuleSource) -> list[Any]:
-    # Paths as bytes: their names need not be UTF-8.
-    files = [(os.fsencode(path), data) for path, data in source.files]
-    return [source.name, source.text, source.is_package, os.fsencode(source.origin), source.edition_ns, files]
-
-
-def _source(wire: Sequence[Any]) -> ModuleSource:
-    name, text, is_package, origin, edition_ns, files = wire
-    whole = tuple((os.fsdecode(path), data) for path, data in files)
-    return ModuleSource(
-        name=name, text=text, is_package=is_package, origin=os.fsdecode(origin), edition_ns=edition_ns, files=whole
-    )
+        return cls(tuple(ModuleSource(*source) for source in sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +224,6 @@ class ForgetFunctions(LaneItem):
     """Functions that no later call names; calls that wait keep them."""
 
     # The client decides, not the worker: so no call can name a function that its worker has dropped.
-    KIND: ClassVar = Kind.FORGET
     function_ids: Sequence[str]
 
 
@@ -295,7 +238,6 @@ class RunCalls(LaneItem):
     """
 
     # Not frozen, as every round trip makes four of these and SmallResults: 1.6 µs more than bare lists, not 4.4 µs.
-    KIND: ClassVar = Kind.CALLS
     function_id: str
     # The worker stores the position of each call before it runs it. After a loss, calls above it move for free, without
     # a retry. The result of a final call leaves the worker before the next call begins (decision 014).
@@ -312,14 +254,13 @@ class RunCalls(LaneItem):
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
         # Written out, as is that of SmallResults: the loop over the fields costs more, once in every round trip.
-        return [Kind.CALLS, self.function_id, self.position, self.final, self.call_ids, self.pickles]
+        return [self.CODE, self.function_id, self.position, self.final, self.call_ids, self.pickles]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpecialCall(LaneItem):
     """Call with large arguments, or with a header; its position and finality are as in :class:`RunCalls`."""
 
-    KIND: ClassVar = Kind.SPECIAL
     function_id: str
     position: int
     final: bool
@@ -331,14 +272,13 @@ class RunSpecialCall(LaneItem):
     def from_wire(cls, *fields: Any) -> RunSpecialCall:
         """Return the record of a list's fields."""
         *plain, payload, header = fields
-        return cls(*plain, payload=Payload.from_wire(payload), header=CallHeader(*header))
+        return cls(*plain, payload=Payload(*payload), header=CallHeader(*header))
 
 
 @dataclass(frozen=True, slots=True)
 class CancelCalls(LaneItem):
     """Calls to drop; one that runs ends with its worker."""
 
-    KIND: ClassVar = Kind.CANCEL
     call_ids: Sequence[int]
 
 
@@ -346,7 +286,6 @@ class CancelCalls(LaneItem):
 class RevokeCalls(LaneItem):
     """Calls to give back, unless they have begun."""
 
-    KIND: ClassVar = Kind.REVOKE
     call_ids: Sequence[int]
 
 
@@ -355,7 +294,6 @@ class GangAddresses(LaneItem):
     """Texts that all calls of a gang have sent as :class:`GangAddress`, by rank."""
 
     # Through the client: the lanes are authenticated, and no port is needed to agree on ports (decision 013).
-    KIND: ClassVar = Kind.MET
     call_id: int
     texts: Sequence[str]
 
@@ -371,7 +309,6 @@ class ResultChunk(LaneItem):
     """
 
     # In pieces, so that small results of other calls pass between them and never wait for a large one (decision 002).
-    KIND: ClassVar = Kind.CHUNK
     call_id: int
     part: int
     part_bytes: int
@@ -388,14 +325,14 @@ class ResultChunk(LaneItem):
 class CallResult(LaneItem):
     """End of a call that failed, or whose result is large; sent after the call's chunks and lines."""
 
-    KIND: ClassVar = Kind.RESULT
     call_id: int
     outcome: Outcome
 
     @classmethod
     def from_wire(cls, call_id: int, outcome: Sequence[Any]) -> CallResult:
         """Return the record of a list's fields."""
-        return cls(call_id, Outcome.from_wire(outcome))
+        *plain, error = outcome
+        return cls(call_id, Outcome(*plain, error=PackedError(*error) if error else None))
 
 
 @dataclass(slots=True)
@@ -408,7 +345,6 @@ class SmallResults(LaneItem):
     """
 
     # Not frozen: see RunCalls.
-    KIND: ClassVar = Kind.RESULTS
     call_ids: Sequence[int]
     seconds: Sequence[float]
     pickles: Sequence[bytes]
@@ -420,7 +356,7 @@ class SmallResults(LaneItem):
 
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
-        return [Kind.RESULTS, self.call_ids, self.seconds, self.pickles]
+        return [self.CODE, self.call_ids, self.seconds, self.pickles]
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +370,6 @@ class PrintedLines(LaneItem):
     """
 
     # Without log_end, the supervisor's report of a dead worker's last output would repeat lines (decision 015).
-    KIND: ClassVar = Kind.LINES
     call_id: int
     pieces: Sequence[LogPiece]
     log_end: int
@@ -444,24 +379,10 @@ class PrintedLines(LaneItem):
         """Approximate size of the item on the wire, in bytes."""
         return sum(len(piece.text) for piece in self.pieces) + _HEAD_BYTES
 
-    def to_wire(self) -> list[Any]:
-        """Return the list for msgpack."""
-        lines = [[piece.stream, piece.text, piece.partial, piece.timestamp, piece.writer] for piece in self.pieces]
-        for line, piece in zip(lines, self.pieces, strict=True):
-            if piece.state or piece.task:
-                line += [piece.state, piece.task]
-        return [Kind.LINES, self.call_id, lines, self.log_end]
-
     @classmethod
-    def from_wire(cls, call_id: int, lines: Sequence[Sequence[Any]], log_end: int) -> PrintedLines:
+    def from_wire(cls, call_id: int, pieces: Sequence[Sequence[Any]], log_end: int) -> PrintedLines:
         """Return the record of a list's fields."""
-        return cls(call_id, [*_pieces(lines)], log_end)
-
-
-def _pieces(lines: Sequence[Sequence[Any]]) -> Iterator[LogPiece]:
-    for stream, text, partial, timestamp, writer, *rest in lines:
-        piece = LogPiece(text=text, partial=partial, stream=stream, timestamp=timestamp, writer=writer)
-        yield replace(piece, state=rest[0], task=rest[1]) if rest else piece
+        return cls(call_id, tuple(LogPiece(*piece) for piece in pieces), log_end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,7 +395,6 @@ class LoggedRecord(LaneItem):
         values: its attributes, with simple values only.
     """
 
-    KIND: ClassVar = Kind.RECORD
     call_id: int
     task: str
     values: Mapping[str, Any]
@@ -484,7 +404,6 @@ class LoggedRecord(LaneItem):
 class EmittedEvent(LaneItem):
     """Event that user code emitted, pickled."""
 
-    KIND: ClassVar = Kind.EVENT
     call_id: int
     data: bytes
 
@@ -493,7 +412,6 @@ class EmittedEvent(LaneItem):
 class RevokedCalls(LaneItem):
     """Calls that will not run on this worker."""
 
-    KIND: ClassVar = Kind.REVOKED
     call_ids: Sequence[int]
 
 
@@ -501,7 +419,6 @@ class RevokedCalls(LaneItem):
 class MissingBlobs(LaneItem):
     """Call that did not run, because these blobs are not on the node."""
 
-    KIND: ClassVar = Kind.MISSING
     call_id: int
     blob_ids: Sequence[str]
 
@@ -510,7 +427,6 @@ class MissingBlobs(LaneItem):
 class GangAddress(LaneItem):
     """Text of one call of a gang for the others; the call waits for :class:`GangAddresses`."""
 
-    KIND: ClassVar = Kind.MEET
     call_id: int
     text: str
 
@@ -525,7 +441,6 @@ class SpentProcess(LaneItem):
     """
 
     # After a failure the process of a gang's rank is replaced too: nothing is taken down in it (decision 013).
-    KIND: ClassVar = Kind.SPENT
     call_ids: Sequence[int]
     why: str
 
@@ -534,7 +449,6 @@ class SpentProcess(LaneItem):
 class SetLevels(LaneItem):
     """Levels of the client's loggers, by name; the root's as ``""``."""
 
-    KIND: ClassVar = Kind.LEVELS
     levels: Mapping[str, int]
 
 
@@ -565,41 +479,35 @@ ToClient = (
 """Records that the worker sends."""
 
 
-def _decoders(records: Any) -> dict[Kind, Callable[..., Any]]:
-    return {record.KIND: getattr(record, "from_wire", record) for record in get_args(records)}
+def _decoders(records: Any, first_code: int) -> dict[int, Callable[..., Any]]:
+    for code, record in enumerate(get_args(records), start=first_code):
+        record.CODE = code
+    return {record.CODE: getattr(record, "from_wire", record) for record in get_args(records)}
 
 
-_TO_WORKER = _decoders(ToWorker)
-_TO_CLIENT = _decoders(ToClient)
+_TO_WORKER = _decoders(ToWorker, 1)
+_TO_CLIENT = _decoders(ToClient, 1 + len(_TO_WORKER))
+_SEVERAL = {record.CODE for record in (SmallResults, RevokedCalls, SpentProcess)}
+_ONE = {record.CODE for record in (CallResult, ResultChunk, MissingBlobs, GangAddress)}
 
 
 def to_worker(item: Item) -> ToWorker:
     """Return the record of an item from the client.
 
     Raises:
-        KeyError: the kind is unknown.
+        KeyError: the code is unknown.
         TypeError: the number of fields is wrong.
     """
     return _TO_WORKER[item[0]](*item[1:])
 
 
 def to_client(item: Item) -> ToClient:
-    """Return the record of an item from a worker.
-
-    Raises:
-        KeyError: the kind is unknown.
-        TypeError: the number of fields is wrong.
-    """
+    """Return the record of an item from a worker; raises as :func:`to_worker`."""
     return _TO_CLIENT[item[0]](*item[1:])
 
 
 def answered_calls(item: Item) -> Sequence[int]:
     """Return the ids of the calls that an item from a worker decides on; printed lines and events decide nothing."""
     # Takes the item as received, not its record: the calls of an item that cannot be decoded have to fail, too.
-    match item[0]:
-        case Kind.RESULTS | Kind.REVOKED | Kind.SPENT:
-            return item[1]
-        case Kind.RESULT | Kind.CHUNK | Kind.MISSING | Kind.MEET:
-            return (item[1],)
-        case _:
-            return ()
+    code = item[0]
+    return item[1] if code in _SEVERAL else (item[1],) if code in _ONE else ()

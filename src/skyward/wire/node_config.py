@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Self
 
 from skyward.request.volume import GrantedVolume
-from skyward.wire.frames import TlsIdentity
+from skyward.wire.frames import TlsIdentity, with_tuples
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRecord:
+    """Record that travels as JSON: its fields by name."""
+
+    def to_json(self) -> str:
+        """Return the record as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the record in a line."""
+        return cls(**with_tuples(json.loads(text)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +53,7 @@ class PreemptionWatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
+class NodeConfig(JsonRecord):
     """The node's one configuration file (mode 0600), as the client writes it.
 
     Attributes:
@@ -126,21 +140,17 @@ class NodeConfig:
         """Certificates and key of this node."""
         return TlsIdentity(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
 
-    def to_json(self) -> str:
-        """Return the file's text."""
-        return json.dumps(asdict(self), indent=1)
-
     @classmethod
-    def from_json(cls, text: str) -> NodeConfig:
+    def from_json(cls, text: str) -> Self:
         """Return the configuration in the file's text."""
-        values = _fields(text, tuples=("accelerators", "mig", "power_off", "packages"))
+        values = with_tuples(json.loads(text))
         values["watch"] = PreemptionWatch(**values["watch"]) if values.get("watch") else None
         values["volumes"] = tuple(map(GrantedVolume.from_dict, values.get("volumes", ())))
         return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReady:
+class NodeReady(JsonRecord):
     """Ports and facts of a node: the one line that its supervisor prints. The ports stay the same for the node's life.
 
     The client reaches ``control`` and ``lanes`` through the node's transport: they name the address that the ports are
@@ -180,18 +190,9 @@ class NodeReady:
     cpu_count: int
     memory_bytes: int
 
-    def to_json(self) -> str:
-        """Return the line's text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> NodeReady:
-        """Return the facts in the line's text."""
-        return cls(**_fields(text, tuples=("guests", "lanes", "call_ports")))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlace:
+class WorkerPlace(JsonRecord):
     """Place of a worker process in the fleet: set in its environment (``SKYWARD_WORKER``) before any user code.
 
     Attributes:
@@ -221,18 +222,3 @@ class WorkerPlace:
     memory_limit_bytes: int
     node_accelerators: int = 0
     bind: str = ""
-
-    def to_json(self) -> str:
-        """Return the variable's text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkerPlace:
-        """Return the place in the variable's text."""
-        return cls(**_fields(text, tuples=("accelerators",)))
-
-
-def _fields(text: str, *, tuples: Sequence[str]) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(text)
-    # JSON returns lists for tuples.
-    return values | {name: tuple(values[name]) for name in tuples}

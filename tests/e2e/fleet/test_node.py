@@ -31,7 +31,6 @@ from skyward.wire.control import (
     Ending,
     Kill,
     Message,
-    MetricsReport,
     NodeMetrics,
     RunService,
     ServiceExit,
@@ -214,8 +213,8 @@ async def test_both_workers_run_and_join_the_service(config: NodeConfig, from_th
             assert kind["cwd"] == config.workdir
         assert kinds[0]["draw"] != kinds[1]["draw"]
         assert kinds[0]["hash"] == kinds[1]["hash"]
-        metrics = await node.next(MetricsReport)
-        assert NodeMetrics.from_dict(metrics.values).memory_used_mb > 0
+        metrics = await node.next(NodeMetrics)
+        assert metrics.memory_used_mb > 0
 
 
 async def test_killed_worker_comes_back_as_another_incarnation_at_its_port(config: NodeConfig) -> None:

@@ -13,8 +13,7 @@ from skyward.scheduling.calls import CallBatch, CallGang, CallNumbers, Incoming,
 from skyward.scheduling.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
 from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
 from skyward.shipping.pickling import pack, unpack_error
-from skyward.wire.log_pieces import LogPiece
-from skyward.wire.messages import EmittedEvent, Outcome, PackedError, Payload, PrintedLines, ResultChunk
+from skyward.wire.messages import EmittedEvent, LogPiece, Outcome, PackedError, Payload, PrintedLines, ResultChunk
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 

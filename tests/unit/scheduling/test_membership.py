@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
+from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 from blake3 import blake3
 
@@ -24,16 +26,22 @@ from skyward.scheduling.worker_link import WorkerLink, out_of_reach
 from skyward.shipping.blobs import Blob
 from skyward.wire.control import WorkerExit
 from skyward.wire.frames import TlsIdentity
-from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
     CallHeader,
+    CallResult,
     CancelCalls,
-    Kind,
+    GangAddress,
     LoggedRecord,
+    LogPiece,
+    MissingBlobs,
     Outcome,
     PrintedLines,
+    ResultChunk,
+    RevokedCalls,
     RunCalls,
     SetLevels,
+    SmallResults,
+    SpentProcess,
     ToWorker,
 )
 
@@ -137,7 +145,7 @@ class Stage:
     async def renew(self, handle: Any, call_id: int, incarnation: str) -> None:
         """A worker says that its process is spent, is killed, and comes back."""
         lane = self.lane(handle.rank)
-        self.scheduler.lane_items(lane, [[Kind.SPENT, [call_id], "it is in use"]])
+        self.scheduler.lane_items(lane, [[SpentProcess.CODE, [call_id], "it is in use"]])
         await eventually(lambda: lane.incarnation in handle.killed)
         lane.exited.set()
         await self.scheduler.lane_lost(lane)
@@ -219,7 +227,7 @@ async def test_a_call_whose_array_is_on_its_way_to_a_node_that_dies_runs_elsewhe
 async def test_a_spent_process_is_killed_until_its_supervisor_knows_it(stage: Stage) -> None:
     handle = await stage.attach(0)
     stage.enter([call(1)])
-    stage.scheduler.lane_items(stage.lane(0), [[Kind.SPENT, [1], "it is in use"]])
+    stage.scheduler.lane_items(stage.lane(0), [[SpentProcess.CODE, [1], "it is in use"]])
 
     await eventually(lambda: handle.killed.count("first") > 1)
 
@@ -254,10 +262,10 @@ async def test_a_result_that_makes_no_sense_fails_its_call_and_those_behind_it_a
     await stage.attach(0)
     broken, good, short, cut = call(1), call(2), call(3), call(4)
     stage.enter([short])
-    stage.scheduler.lane_items(stage.lane(0), [[Kind.RESULTS, [3], [0.0], [b"pickle"]]])  # the next ones go together
+    stage.scheduler.lane_items(stage.lane(0), [[SmallResults.CODE, [3], [0.0], [b"pickle"]]])
     stage.enter([broken, good, cut])
-    pieces_missing = [Kind.RESULT, 1, Outcome(seconds=0.1, part_bytes=(3,)).to_wire()]
-    stage.scheduler.lane_items(stage.lane(0), [pieces_missing, [Kind.RESULTS, [2, 4], [0.1], [b"pickle"]]])
+    pieces_missing = [CallResult.CODE, 1, Outcome(seconds=0.1, part_bytes=(3,)).to_wire()]
+    stage.scheduler.lane_items(stage.lane(0), [pieces_missing, [SmallResults.CODE, [2, 4], [0.1], [b"pickle"]]])
     assert isinstance(broken.sink.outcomes[0].error, KeyError)
     assert good.sink.outcomes[0].data == b"pickle"
     assert isinstance(cut.sink.outcomes[0].error, ValueError)
@@ -269,7 +277,7 @@ async def test_lines_of_a_dropped_call_that_runs_on_have_its_name(stage: Stage) 
     stage.enter([dropped])
     stage.scheduler.end_calls([dropped], kill=False)
 
-    stage.scheduler.lane_items(stage.lane(0), [[Kind.LINES, 1, [["stdout", "still here", False, 1.0, 0]], 0]])
+    stage.scheduler.lane_items(stage.lane(0), [[PrintedLines.CODE, 1, [["still here", 1.0]], 0]])
 
     assert [event.call for event in stage.events if isinstance(event, LogLine)] == [dropped.name]
 
@@ -290,7 +298,7 @@ async def test_a_crashed_workers_last_words_are_published_without_those_that_cam
     handle = await stage.attach(0)
     lane = stage.lane(0)
     words = "seen\ngrößer\nFatal".encode().decode("latin-1")
-    stage.scheduler.lane_items(lane, [[Kind.LINES, 0, [["stdout", "before", False, 1.0, 0]], log_end]])
+    stage.scheduler.lane_items(lane, [[PrintedLines.CODE, 0, [["before", 1.0]], log_end]])
     stage.scheduler.lane_linked(lane, linked=False)
     ended = WorkerExit(
         worker=0,
@@ -380,7 +388,7 @@ async def test_worker_that_outlived_a_cancelled_call_is_lost_when_it_ends_later(
     running = call(1)
     stage.enter([running])
     stage.scheduler.end_calls([running], kill=True)
-    stage.scheduler.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.1], [b"pickle"]]])
+    stage.scheduler.lane_items(stage.lane(0), [[SmallResults.CODE, [1], [0.1], [b"pickle"]]])
     stage.scheduler.lane_linked(stage.lane(0), linked=False)
     stage.scheduler.handle(handle, exit_of("first", signal=9))
     assert stage.events == [WorkerLost(0, 0, "i0", "it ended")]
@@ -409,15 +417,15 @@ OUTCOME = Outcome(seconds=0.0, data=b"a lie").to_wire()
 @pytest.mark.parametrize(
     "lie",
     [
-        [Kind.RESULTS, [1], [0.0], [b"a lie"]],
-        [Kind.RESULT, 1, OUTCOME],
-        [Kind.CHUNK, 1, 0, 8, 0, b"a lie..."],
-        [Kind.REVOKED, [1]],
-        [Kind.MISSING, 1, []],
-        [Kind.SPENT, [1], "a lie"],
-        [Kind.MEET, 1, "a lie"],
+        [SmallResults.CODE, [1], [0.0], [b"a lie"]],
+        [CallResult.CODE, 1, OUTCOME],
+        [ResultChunk.CODE, 1, 0, 8, 0, b"a lie..."],
+        [RevokedCalls.CODE, [1]],
+        [MissingBlobs.CODE, 1, []],
+        [SpentProcess.CODE, [1], "a lie"],
+        [GangAddress.CODE, 1, "a lie"],
     ],
-    ids=lambda lie: lie[0].name.lower(),
+    ids=["results", "result", "chunk", "revoked", "missing", "spent", "meet"],
 )
 async def test_a_worker_that_answers_for_the_call_of_another_one_is_not_believed_and_used_no_more(
     stage: Stage, lie: list[Any]
@@ -427,15 +435,15 @@ async def test_a_worker_that_answers_for_the_call_of_another_one_is_not_believed
     first, second = call(1, pinned=WorkerId(0, 0)), call(2, pinned=WorkerId(1, 0))
     stage.enter([first, second])
     liar = stage.lane(1)
-    own = [Kind.RESULTS, [2], [0.0], [b"its own"]]
-    stage.scheduler.lane_items(liar, [own, lie, [Kind.RESULTS, [1], [0.0], [b"another lie"]]])
+    own = [SmallResults.CODE, [2], [0.0], [b"its own"]]
+    stage.scheduler.lane_items(liar, [own, lie, [SmallResults.CODE, [1], [0.0], [b"another lie"]]])
 
     assert first.sink.outcomes == []
     assert [outcome.data for outcome in second.sink.outcomes] == [b"its own"]
     assert set(stage.scheduler.links) == set(stage.scheduler.places) == {WorkerId(0, 0)}
     (error,) = [event for event in stage.events if isinstance(event, Error)]
     assert "answered for call 1" in error.message
-    stage.scheduler.lane_items(stage.lane(0), [[Kind.RESULTS, [1], [0.0], [b"the truth"]]])
+    stage.scheduler.lane_items(stage.lane(0), [[SmallResults.CODE, [1], [0.0], [b"the truth"]]])
     assert [outcome.data for outcome in first.sink.outcomes] == [b"the truth"]
 
 
@@ -443,8 +451,8 @@ async def test_answers_for_calls_that_are_over_are_ignored(stage: Stage) -> None
     await stage.attach(0)
     late = call(1)
     stage.enter([late])
-    result = [Kind.RESULTS, [1], [0.0], [b"x"]]
-    stage.scheduler.lane_items(stage.lane(0), [result, result, [Kind.REVOKED, [1]], [Kind.RESULT, 1, OUTCOME]])
+    result = [SmallResults.CODE, [1], [0.0], [b"x"]]
+    stage.scheduler.lane_items(stage.lane(0), [result, result, [RevokedCalls.CODE, [1]], [CallResult.CODE, 1, OUTCOME]])
     stage.scheduler.lane_items(stage.lane(0), [result])
 
     assert len(late.sink.outcomes) == 1
@@ -480,7 +488,7 @@ async def test_a_gang_one_of_whose_nodes_turns_out_to_be_elsewhere_fails_when_it
     stage.enter(calls)
     await stage.attach(1)
     for rank, each in enumerate(calls):
-        stage.scheduler.lane_items(stage.lane(rank), [[Kind.MEET, each.id, "text"]])
+        stage.scheduler.lane_items(stage.lane(rank), [[GangAddress.CODE, each.id, "text"]])
 
     assert [str(each.sink.outcomes[0].error) for each in calls] == [
         str(out_of_reach("f", stage.scheduler.separation()))
@@ -569,7 +577,7 @@ async def test_lines_and_records_of_a_lost_worker_that_arrive_late_are_shown(sta
     piece = LogPiece(text="printed", stream="stdout", timestamp=1.0, writer=0)
     values = {"name": "app", "levelno": 20, "levelname": "INFO", "msg": "logged", "created": 1.0}
     late = PrintedLines(0, [piece], 0), LoggedRecord(0, "", values)
-    stage.scheduler.lane_items(lane, [item.to_wire() for item in late])
+    stage.scheduler.lane_items(lane, msgpack.unpackb(msgpack.packb(late, default=methodcaller("to_wire"))))
     assert [event.line for event in stage.events if isinstance(event, LogLine)] == ["printed", "logged"]
 
 

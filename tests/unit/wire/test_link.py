@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from skyward.base.waiting import wait_until
 from skyward.scheduling.certificates import issue
 from skyward.wire.frames import TlsIdentity, client_context, server_context
 from skyward.wire.link import BrokenSessionError, Connection, Link, MessageError, Session
-from skyward.wire.messages import Kind
+from skyward.wire.messages import EmittedEvent, PrintedLines, ResultChunk
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,19 @@ async def until(true: Callable[[], bool]) -> None:
     await wait_until(probe, deadline_s=20, interval_s=0.002, what="the other end")
 
 
+def _as_list(value: Any) -> Any:
+    return [_as_list(entry) for entry in value] if isinstance(value, tuple) else value
+
+
 class End:
     """One end of a lane."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
-        self.link = Link(Session(), self.got.extend)
+        self.link = Link(Session(), self.take)
+
+    def take(self, items: Sequence[Any]) -> None:
+        self.got += map(_as_list, items)
 
     def say(self, *items: Any, bulk: bool = False) -> None:
         for item in items:
@@ -84,7 +91,7 @@ async def linked(identity: TlsIdentity, here: End, there: End) -> AsyncIterator[
 async def test_messages_of_any_size_arrive_whole(identity: TlsIdentity, size: int) -> None:
     async with connected(identity) as (client, server):
         asking = asyncio.ensure_future(client.exchange(["question", b"x" * size]))
-        assert await server.first_message() == ["question", b"x" * size]
+        assert await server.first_message() == ("question", b"x" * size)
         await asking
 
 
@@ -150,20 +157,20 @@ async def test_items_pushed_by_many_threads_arrive_once_each_however_often_the_l
 async def test_large_items_wait_for_the_reader_and_small_ones_pass_them(identity: TlsIdentity) -> None:
     here, there = End(), End()
     async with linked(identity, here, there):
-        here.say(*[[Kind.CHUNK, 1, 0, 0, number, bytes(4 << 20)] for number in range(20)], bulk=True)
-        here.say([Kind.LINES, 0, []])
+        here.say(*[[ResultChunk.CODE, 1, 0, 0, number, bytes(4 << 20)] for number in range(20)], bulk=True)
+        here.say([PrintedLines.CODE, 0, []])
         await until(lambda: len(there.got) == 21)
         await until(lambda: here.link.session.drained)
     kinds = [item[0] for item in there.got]
-    assert kinds.index(Kind.LINES) < 20
-    assert [item[4] for item in there.got if item[0] == Kind.CHUNK] == list(range(20))
+    assert kinds.index(PrintedLines.CODE) < 20
+    assert [item[4] for item in there.got if item[0] == ResultChunk.CODE] == list(range(20))
 
 
 async def test_both_ends_talk_at_the_same_time(identity: TlsIdentity) -> None:
     here, there = End(), End()
     async with linked(identity, here, there):
-        here.say(*[[Kind.CHUNK, 1, 0, 0, n, bytes(4 << 20)] for n in range(8)], bulk=True)
-        there.say(*[[Kind.CHUNK, 1, 0, 0, n, bytes(4 << 20)] for n in range(8)], bulk=True)
+        here.say(*[[ResultChunk.CODE, 1, 0, 0, n, bytes(4 << 20)] for n in range(8)], bulk=True)
+        there.say(*[[ResultChunk.CODE, 1, 0, 0, n, bytes(4 << 20)] for n in range(8)], bulk=True)
         await until(lambda: len(there.got) == len(here.got) == 8)
 
 
@@ -182,9 +189,9 @@ async def test_items_that_cannot_be_handled_do_not_end_the_link(
     here, there = End(), End()
 
     def refuse(items: list[Any]) -> None:
-        if items == [["bad"]]:
+        if items == [("bad",)]:
             raise ValueError("what is this?")
-        there.got.extend(items)
+        there.take(items)
 
     there.link = Link(Session(), refuse)
     async with linked(identity, here, there):
@@ -199,19 +206,19 @@ async def test_a_finalizer_may_print_in_a_thread_that_reads_or_writes_at_that_mo
     here, there = End(), End()
     async with linked(identity, here, there):
         with here.link._lock:  # as the garbage collector may find it
-            printing = threading.Thread(target=here.link.session.push, args=([Kind.LINES, 0, []],), daemon=True)
+            printing = threading.Thread(target=here.link.session.push, args=([PrintedLines.CODE, 0, []],), daemon=True)
             printing.start()
             printing.join(10)
             assert not printing.is_alive()
         here.link.flush()
-        await until(lambda: there.got == [[Kind.LINES, 0, []]])
+        await until(lambda: there.got == [[PrintedLines.CODE, 0, []]])
 
 
 @pytest.mark.parametrize("eager", [False, True])
 async def test_a_thread_reads_in_place_of_the_loop_and_is_woken(identity: TlsIdentity, eager: bool) -> None:
     here, there = End(), End()
     readers: set[str] = set()
-    there.link._on_items = lambda items: (readers.add(threading.current_thread().name), there.got.extend(items))
+    there.link._on_items = lambda items: (readers.add(threading.current_thread().name), there.take(items))
     woken, waker = os.pipe()
     over = threading.Event()
 
@@ -229,13 +236,13 @@ async def test_a_thread_reads_in_place_of_the_loop_and_is_woken(identity: TlsIde
         thread = threading.Thread(target=read, name="reader")
         thread.start()
         for number in range(500):
-            here.say([Kind.EVENT, number, b""])
+            here.say([EmittedEvent.CODE, number, b""])
             await until(lambda: len(there.got) == number + 1)  # noqa: B023
         over.set()
         os.write(waker, b"!")
         await asyncio.to_thread(thread.join, 10)
         assert not thread.is_alive()
-        here.say([Kind.EVENT, 500, b""])  # the loop reads on
+        here.say([EmittedEvent.CODE, 500, b""])  # the loop reads on
         await until(lambda: len(there.got) == 501)
         here.link.abort()
         await asyncio.gather(*running)

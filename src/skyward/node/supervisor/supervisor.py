@@ -40,7 +40,6 @@ from skyward.wire.control import (
     Ending,
     Fetch,
     Kill,
-    MetricsReport,
     Ping,
     Pong,
     Preempting,
@@ -241,7 +240,7 @@ class Supervisor:
         try:
             while not self._ending.done():
                 await asyncio.wait((self._ending,), timeout=self._config.metrics_interval_s)
-                self._server.broadcast(MetricsReport(values=sampler.sample().to_dict()))
+                self._server.broadcast(sampler.sample())
         finally:
             sampler.close()
 

@@ -29,13 +29,13 @@ from skyward.node.worker.output import CallOutput, TakenLevels
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Connection, Link, Session
 from skyward.wire.listening import Listener
-from skyward.wire.log_pieces import LogPiece
 from skyward.wire.messages import (
     CancelCalls,
     ForgetFunctions,
     GangAddresses,
     Item,
     LoggedRecord,
+    LogPiece,
     PrintedLines,
     RevokeCalls,
     RevokedCalls,
@@ -173,7 +173,7 @@ class LaneServer:
 
     def push(self, item: ToClient, *, bulk: bool = False) -> None:
         """See :class:`~skyward.node.worker.call_runner.Outlet`."""
-        self._link.session.push(item.to_wire(), item.nbytes, bulk=bulk)
+        self._link.session.push(item, item.nbytes, bulk=bulk)
 
     def flush(self) -> None:
         """See :class:`~skyward.node.worker.call_runner.Outlet`."""

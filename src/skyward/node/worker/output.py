@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 from skyward.distributed.runtime import current_task
 from skyward.events.lines import DEFAULT_LEVELS, has_handlers
 from skyward.node.worker.capture import WorkerLog
-from skyward.wire.log_pieces import PIECE_CHARS, LineAssembler, LogPiece, StreamName
+from skyward.wire.log_pieces import PIECE_CHARS, LineAssembler
+from skyward.wire.messages import LogPiece, StreamName
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -10,6 +10,7 @@ import pytest
 
 from skyward.base.waiting import wait_until
 from skyward.errors import AuthenticationError, UnreachableError
+from skyward.events import GpuMetrics
 from skyward.fleet.control_client import ControlClient
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.scheduling.certificates import issue
@@ -20,7 +21,7 @@ from skyward.wire.control import (
     Fetched,
     Kill,
     Message,
-    MetricsReport,
+    NodeMetrics,
     Ping,
     Pong,
     Preempting,
@@ -57,7 +58,12 @@ MESSAGES: list[Message] = [
     Fetched(blob_id="ab", path="/memory/ab", error="no space left", errno=28, unreached=("10.0.0.1:1",)),
     ServiceRunning(name="dask", address="127.0.0.1:1"),
     ServiceExit(name="dask", reason="exited with status 1"),
-    MetricsReport(values={"cpu_percent": 1.5, "gpus": []}),
+    NodeMetrics(
+        cpu_percent=1.5,
+        memory_used_mb=2.0,
+        memory_total_mb=4.0,
+        gpus=(GpuMetrics(0, "H100", 90.0, 1.0, 2.0), GpuMetrics(1, "H100", None, 1.0, 2.0)),
+    ),
     WorkProgress(label="inc", done=1, total=5, failed=1, running=2, cancelled=1),
     TimeoutWarning(seconds_left=3.5),
     VolumeTrouble(reason="no space left"),
@@ -147,7 +153,9 @@ def test_message_survives_its_frame(subtests: pytest.Subtests) -> None:
             assert from_frame(msgpack.unpackb(msgpack.packb(to_frame(message)))) == message
 
 
-@pytest.mark.parametrize("frame", [{}, {"kind": "dance"}, {"kind": "ping"}, {"kind": "stop", "now": True}])
+@pytest.mark.parametrize(
+    "frame", [{}, {"kind": "Dance"}, {"kind": "Ping"}, {"kind": "Stop", "x": 1}, {"kind": "NodeMetrics"}]
+)
 def test_unknown_message_is_refused(frame: dict[str, object]) -> None:
     with pytest.raises(FrameError, match="not a control message"):
         from_frame(frame)
@@ -287,7 +295,7 @@ async def test_client_that_is_away_is_dropped_instead_of_filling_the_memory(iden
         client._writer.transport.pause_reading()
         (writer,) = node.server._writers
         while not writer.transport.is_closing():
-            node.server.broadcast(MetricsReport(values={"padding": "x" * 500_000}))
+            node.server.broadcast(ServiceExit(name="dask", reason="x" * 500_000))
 
 
 async def test_a_client_that_is_away_keeps_no_server_from_closing(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,13 +200,6 @@ class TestSamples:
         assert 0 <= samples[-1].cpu_percent <= 100
         assert 0 < samples[-1].memory_used_mb <= samples[-1].memory_total_mb
         assert samples[-1].gpus or seconds_each < 0.001
-
-    @pytest.mark.parametrize("gpus", [(), (reading(), reading(index=1, utilization=None, temperature=None))])
-    @pytest.mark.parametrize("travel", [dict, lambda values: json.loads(json.dumps(values))], ids=["dict", "json"])
-    def test_travel_unchanged(self, gpus: tuple[GpuMetrics, ...], travel: Callable[[Any], Any]) -> None:
-        sample = NodeMetrics(cpu_percent=1.5, memory_used_mb=2.0, memory_total_mb=4.0, gpus=gpus)
-
-        assert NodeMetrics.from_dict(travel(sample.to_dict())) == sample
 
 
 class TestEvent:

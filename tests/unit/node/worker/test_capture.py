@@ -12,7 +12,8 @@ import pytest
 
 from skyward.node.worker.capture import LAST_WORDS_BYTES, WorkerLog, take_last_words
 from skyward.node.worker.output import CallOutput, OutputRouter
-from skyward.wire.log_pieces import LogPiece, Reassembler
+from skyward.wire.log_pieces import Reassembler
+from skyward.wire.messages import LogPiece
 
 
 class Worker:
