@@ -238,8 +238,8 @@ class Session:
         self._small: deque[_Entry] = deque()
         self._bulk: deque[_Entry] = deque()
         self._sent: deque[_Entry] = deque()
+        self._again: deque[_Entry] = deque()  # sent on an earlier connection, in the order of their numbers
         self._first_unacked = 1
-        self._resend = 0
         self._bulk_in_flight = 0
         self.unacknowledged_bytes = 0
         self.ack_owed = False
@@ -256,12 +256,12 @@ class Session:
     @property
     def has_unsent(self) -> bool:
         """True if items are queued or have to be sent again; bulk items may be waiting for credit."""
-        return bool(self._pushed or self._small or self._bulk or self._resend)
+        return bool(self._pushed or self._small or self._bulk or self._again)
 
     @property
     def drained(self) -> bool:
         """True if the peer has acknowledged all items."""
-        return not (self._pushed or self._small or self._bulk or self._sent)
+        return not (self._pushed or self._small or self._bulk or self._again or self._sent)
 
     def collect(self) -> None:
         """Sort pushed items into small and bulk ones, and count them; :meth:`take` does so, too."""
@@ -277,24 +277,20 @@ class Session:
         """
         self.collect()
         # A message names the number of its first item only: the others follow from the order.
-        first = self._first_unacked + len(self._sent) - self._resend
+        first = self._first_unacked + len(self._sent)
+        # Bulk items one at a time, and only without small ones: a small result never waits for more than 4 MiB.
+        is_bulk = not (self._again or self._small) and self._bulk_in_flight < _WINDOW_BYTES
+        queue, most = (self._bulk, 1) if is_bulk else (self._again or self._small, _MESSAGE_ITEMS)
         items: list[LaneItem | Item] = []
-        if self._resend:
-            items = self._take_again()
-        elif self._small:
-            size = 0
-            # At least one item, however large: it could never be sent otherwise.
-            while self._small and size < _MESSAGE_BYTES and len(items) < _MESSAGE_ITEMS:
-                entry = self._small.popleft()
-                self._sent.append(entry)
-                items.append(entry.item)
-                size += entry.nbytes
-        # One piece at a time, and only without small items: a small result never waits for more than 4 MiB.
-        elif self._bulk and self._bulk_in_flight < _WINDOW_BYTES:
-            entry = self._bulk.popleft()
+        size = 0
+        # At least one item, however large: it could never be sent otherwise.
+        while queue and size < _MESSAGE_BYTES and len(items) < most:
+            entry = queue.popleft()
             self._sent.append(entry)
             items.append(entry.item)
-            self._bulk_in_flight += entry.nbytes
+            size += entry.nbytes
+        if is_bulk:
+            self._bulk_in_flight += size
         if not items:
             if not (acknowledge and self.ack_owed):
                 return None
@@ -328,29 +324,17 @@ class Session:
     def resume(self, peer_seen: int) -> None:
         """Continue on a new connection: items after ``peer_seen`` are sent again."""
         self._forget(peer_seen)
-        self._resend = len(self._sent)
-
-    def _take_again(self) -> list[LaneItem | Item]:
-        start = len(self._sent) - self._resend  # in their old order, small behind bulk: the numbers are given
-        items: list[LaneItem | Item] = []
-        size = 0
-        for index in range(start, len(self._sent)):
-            entry = self._sent[index]
-            if items and (size + entry.nbytes > _MESSAGE_BYTES or len(items) >= _MESSAGE_ITEMS):
-                break
-            items.append(entry.item)
-            size += entry.nbytes
-        self._resend -= len(items)
-        return items
+        self._again.extendleft(reversed(self._sent))
+        self._sent.clear()
 
     def _forget(self, acknowledged: int) -> None:
-        while self._sent and self._first_unacked <= acknowledged:
-            entry = self._sent.popleft()
+        # Items to be sent again may have arrived on the earlier connection.
+        while self._first_unacked <= acknowledged and (queue := self._sent or self._again):
+            entry = queue.popleft()
             self._first_unacked += 1
             self.kept_bytes -= entry.nbytes
             if entry.bulk:
                 self._bulk_in_flight -= entry.nbytes
-        self._resend = min(self._resend, len(self._sent))  # some of these may be acknowledged by now
 
 
 class Link:
