@@ -27,10 +27,9 @@ from skyward.scheduling.calls import LiveCall, RemoteFuture
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
-from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
+from skyward.submission import ArgumentMemo, Invocation
 from skyward.wire.control import Message
 from skyward.wire.frames import TlsIdentity
-from skyward.wire.messages import Payload
 from support.faults import FaultyProvider
 from support.simulation import SimulatedClock
 from support.supervisors import SimulatedNode, SimulatedNodes
@@ -41,7 +40,6 @@ __all__ = ["Call", "SimulatedPool", "Ticket", "simulated_time"]
 _REBALANCE_S = 5.0
 _OFFERS = tuple(Offer(spec=InstanceSpec(name=name, cpu=2, memory_gib=4)) for name in ("small", "large"))
 _TLS = TlsIdentity(ca="ca", cert="cert", key="key")
-_FUNCTION = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")))
 
 
 def _only_the_loop_reads(_connection: object) -> None:
@@ -219,7 +217,7 @@ class SimulatedPool:
 
     def submit(self, call: Call) -> None:
         """Submit a call."""
-        self._enter(call, lambda parcel: self.scheduler.submit([parcel]))
+        self._enter(call, lambda invocation: self.scheduler.submit([invocation], ArgumentMemo()))
 
     def broadcast(self, call: Call) -> None:
         """Submit a call to every worker there is to be."""
@@ -242,13 +240,14 @@ class SimulatedPool:
         self.network.lost_greetings = 0
         self.released.set()
 
-    def _enter(self, call: Call, enter: Callable[[Parcel], list[RemoteFuture]]) -> None:
+    def _enter(self, call: Call, enter: Callable[[Invocation], list[RemoteFuture]]) -> None:
         number = len(self.tickets)
-        parcel = Parcel(label="f", function=_FUNCTION, data=pickle.dumps(number), retries=call.retries)
-        self.tickets += [Ticket(number, call, future, future.call) for future in enter(parcel)]
+        invocation = Invocation(fn=abs, args=(number,), label="f", retries=call.retries)
+        self.tickets += [Ticket(number, call, future, future.call) for future in enter(invocation)]
 
     async def _work(self, data: bytes, worker: SimulatedWorker) -> int:
-        ticket = self._ticket(pickle.loads(data), worker)
+        (number,), _ = pickle.loads(data)
+        ticket = self._ticket(number, worker)
         self._on_begin(ticket, worker)
         ticket.ran_on.append(worker)
         if ticket.call.held:

@@ -17,13 +17,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.node_packages import callers_names, with_environment
 from skyward.api.slips import by_name_only, refuses_operands
-from skyward.api.telemetry import PoolTelemetry, open_telemetry
+from skyward.api.telemetry import open_telemetry
 from skyward.api.watching import PoolOutput, serve_snapshots
 from skyward.base.descriptors import raised_descriptor_limit
 from skyward.base.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
@@ -48,7 +48,7 @@ from skyward.request.front_ends import FRONT_ENDS, load_front_end
 from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
 from skyward.request.volume import Volume
 from skyward.scheduling.calls import CallBatch, RemoteFuture
-from skyward.scheduling.running import RunningPool
+from skyward.scheduling.running import PoolParts, RunningPool
 from skyward.submission import (
     ArgumentMemo,
     CallFuture,
@@ -69,17 +69,6 @@ _pools_made = itertools.count()
 _current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=None)
 # In threads, which start with an empty context, the pool opened last is the current one.
 _open_pools: list[ComputePool] = []
-
-
-class _Base(NamedTuple):
-    """Parts of a pool that need no machine."""
-
-    pool_id: str
-    loop: LoopThread
-    bus: EventBus
-    subscribed: tuple[Callback, ...]
-    folder: Path | None
-    observer: PoolTelemetry | None
 
 
 @refuses_operands
@@ -300,7 +289,7 @@ class ComputePool(CallsByFunction):
             self._entered = True
             self._opener = threading.current_thread()
 
-    def _begin(self, stack: ExitStack) -> _Base:
+    def _begin(self, stack: ExitStack) -> PoolParts:
         """Start everything that needs no machine."""
         _open_pools.append(self)  # before anything is created: any failure or exit from here on closes the pool
         _register_with_joblib()
@@ -322,16 +311,16 @@ class ComputePool(CallsByFunction):
         for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
         stack.callback(forward_emitted(bus.publish_emitted))
-        return _Base(pool_id=pool_id, loop=loop, bus=bus, subscribed=outer, folder=folder, observer=telemetry)
+        return PoolParts(pool_id, loop, bus, outer, folder, telemetry)
 
-    def _open(self, base: _Base, stack: ExitStack) -> None:
+    def _open(self, base: PoolParts, stack: ExitStack) -> None:
         request = with_environment(
             self._request,
             self._provider,
             names=self._names,
             report=lambda text: base.bus.publish(Notice(text)),
         )
-        running = RunningPool(provider=self._provider, request=request, **base._asdict())
+        running = RunningPool(base, self._provider, request)
         stack.callback(running.close)
         if base.folder is not None:
             serve_snapshots(base.folder, base.loop, running.take_snapshot, stack)
@@ -352,7 +341,7 @@ class ComputePool(CallsByFunction):
     @property
     def instance_count(self) -> int:
         """Number of existing machines; 0 while the pool is not open."""
-        return self._running.instance_count if self._running else 0
+        return len(self._running.fleet.nodes) if self._running else 0
 
     def on(self, event_type: type[E], callback: Callable[[E], SkywardEvent | None]) -> None:
         """Call ``callback`` with every event of ``event_type``, in the pool's event thread, until the pool closes."""
@@ -367,7 +356,7 @@ class ComputePool(CallsByFunction):
         if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise not_a_call(pending)
         call = pending.invocation()
-        return (self._running or self._ready).run([call]).result(0)
+        return (self._running or self._ready).scheduler.run([call]).result(0)
 
     def run_batch(self, batch: PendingBatch[*Ts]) -> tuple[*Ts]:
         """Run calls in parallel and return their results in order: ``batch >> pool``.
@@ -376,7 +365,7 @@ class ComputePool(CallsByFunction):
         ``return_exceptions`` returns exceptions as values instead.
         """
         calls = [call.invocation() for call in batch.calls]
-        ended = self._ready.run(calls, all_of_them=batch.return_exceptions)
+        ended = self._ready.scheduler.run(calls, all_of_them=batch.return_exceptions)
         return cast("tuple[*Ts]", _results(ended, batch.calls, return_exceptions=batch.return_exceptions))
 
     def broadcast(self, pending: PendingCompute[R]) -> tuple[R, ...]:
@@ -384,7 +373,7 @@ class ComputePool(CallsByFunction):
         if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise not_a_call(pending)
         call = pending.invocation()
-        ended = self._ready.run([call], everywhere=True)
+        ended = self._ready.scheduler.run([call], everywhere=True)
         return _results(ended, (pending,) * len(ended), return_exceptions=False)
 
     def executor(self) -> PoolExecutor:
@@ -447,7 +436,8 @@ class ComputePool(CallsByFunction):
                 one to the disk here.
             PoolStateError: the pool is not open.
         """
-        return self._ready.fetch(checked_patterns("patterns", patterns), Path(to).absolute(), node)
+        fleet = self._ready.fleet
+        return self._loop.call(fleet.fetch(checked_patterns("patterns", patterns), Path(to).absolute(), node))
 
     @property
     def total_slots(self) -> int:
@@ -486,11 +476,11 @@ class ComputePool(CallsByFunction):
 
     def service(self, service: NodeService) -> ServiceAccess:
         """See :meth:`skyward.submission.ElasticFleet.service`."""
-        return self._ready.service(service)
+        return self._loop.call(self._ready.services.use(service))
 
     def forward(self, address: str) -> str:
         """See :meth:`skyward.submission.ElasticFleet.forward`."""
-        return self._ready.forward(address)
+        return self._loop.call(self._ready.fleet.forward(address))
 
     @property
     def capacity(self) -> int:
@@ -500,20 +490,20 @@ class ComputePool(CallsByFunction):
 
     def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.submit_calls`."""
-        return list(self._ready.submit(calls, memo or ArgumentMemo()))
+        return list(self._ready.scheduler.submit(calls, memo or ArgumentMemo()))
 
     def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]:
         return self.submit_calls(calls)
 
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.broadcast_call`."""
-        return list(self._ready.broadcast(call))
+        return list(self._ready.scheduler.broadcast(call))
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         """See :meth:`skyward.submission.TaskSubmitter.cancel_calls`."""
         remote = (future for future in futures if isinstance(future, RemoteFuture))
         calls = [call for future in remote if (call := future.call) is not None]
-        self._ready.cancel(calls)
+        self._ready.scheduler.cancel(calls)
 
     def publish(self, event: SkywardEvent) -> None:
         """See :meth:`skyward.submission.TaskSubmitter.publish`."""

@@ -104,7 +104,7 @@ class PoolTelemetry:
         from opentelemetry import propagate
 
         has_parent = self._trace.get_current_span().get_span_context().is_valid
-        function = call.parcel.label.rpartition(".")[2]
+        function = call.label.rpartition(".")[2]
         span = self._tracer.start_span(
             f"call {function}", None if has_parent else self._within, self._trace.SpanKind.CLIENT
         )
@@ -216,9 +216,8 @@ def _outcome(error: PackedError | Exception | None) -> tuple[str, str, str]:
 
 
 def _measures(call: LiveCall, raw: RawOutcome, queue_s: float | None) -> dict[str, Any]:
-    parcel = call.parcel
-    sent = len(parcel.data) + (len(parcel.arguments.data) if parcel.arguments else 0)
-    sent += sum(blob.view.nbytes for blob in parcel.blobs if not blob.of_function)
+    sent = len(call.data) + (len(call.arguments.data) if call.arguments else 0)
+    sent += sum(blob.view.nbytes for blob in call.blobs if not blob.of_function)
     found: dict[str, Any] = {
         "skyward.call.sent_bytes": sent,
         "skyward.call.received_bytes": len(raw.data) + sum(memoryview(each).nbytes for each in raw.buffers),

@@ -15,14 +15,15 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from skyward.base.platform import allocate_memory
-from skyward.errors import PoolStateError
+from skyward.errors import PoolStateError, SerializationError
 from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.lines import record_line
 from skyward.scheduling.dispatch import CallState, WorkerId
-from skyward.shipping.blobs import Stored
-from skyward.shipping.parcels import Parcel
-from skyward.shipping.pickling import add_note, unpack, unpack_error
-from skyward.submission import CallFuture, bearable, named
+from skyward.shipping.blobs import Blob, Stored
+from skyward.shipping.parcels import FunctionCache, PackedFunction, seal
+from skyward.shipping.pickling import LARGE_BYTES, add_note, pack, pack_arguments, unpack, unpack_error
+from skyward.shipping.sources import SourceSet
+from skyward.submission import ArgumentMemo, CallFuture, CallLimits, Invocation, bearable, named
 from skyward.tracebacks import hide_frames, is_explained
 from skyward.wire.log_pieces import Reassembler
 from skyward.wire.messages import (
@@ -31,6 +32,7 @@ from skyward.wire.messages import (
     LoggedRecord,
     Outcome,
     PackedError,
+    Payload,
     PrintedLines,
     ResultChunk,
 )
@@ -122,9 +124,8 @@ class CallBatch:
         work: counts of the calls.
     """
 
-    def __init__(self, calls: int = 0) -> None:
+    def __init__(self, calls: Sequence[Any] = ()) -> None:
         self.work: WorkCount | None = WorkCount()
-        self.calls: Sequence[Any] = ()
         self.failed: int | None = None
         self.expect(calls)
         self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much to set and wait for
@@ -132,10 +133,11 @@ class CallBatch:
     def __len__(self) -> int:
         return len(self._outcomes)
 
-    def expect(self, calls: int) -> None:
-        """Set the number of calls, before the first is queued."""
-        self.remaining, self._over = calls, not calls
-        self._outcomes: list[RawOutcome | None] = [None] * calls
+    def expect(self, calls: Sequence[Any]) -> None:
+        """Set the calls, before the first is queued."""
+        self.calls = calls
+        self.remaining, self._over = len(calls), not calls
+        self._outcomes: list[RawOutcome | None] = [None] * len(calls)
 
     def deliver(self, index: int, raw: RawOutcome) -> None:
         """Store the outcome of call number ``index``. On the event loop."""
@@ -220,7 +222,7 @@ class RemoteFuture(CallFuture[Any]):
             else:
                 super().set_exception(_Failed())
         if (call := self.call) is not None:
-            self._named, self.call = (call.parcel.label, call.number), None  # worded on request: that takes 1 µs
+            self._named, self.call = (call.label, call.number), None  # worded on request: that takes 1 µs
 
     def cancel(self) -> bool:
         """Cancel the call while it waits in the queue; see :meth:`concurrent.futures.Future.cancel`."""
@@ -410,7 +412,15 @@ class LiveCall(CallState):
     """Unfinished call, with its pickles and the receiver of its outcome.
 
     Attributes:
-        parcel: the pickled invocation.
+        label: name for errors and progress.
+        function: the function.
+        data: the pickle of ``(args, kwargs)``, if it is small and needs no blobs.
+        arguments: the payload of ``(args, kwargs)`` otherwise.
+        sources: the sources that a worker needs before it unpickles the arguments; None if there are none.
+        blobs: the blobs that must lie on the node before.
+        limits: limits of a run; None if there are none.
+        tasks: number of the user's items in the call.
+        work_label: label of the progress that a front-end publishes for the call; empty leaves that to the pool.
         sink: the receiver of the outcome.
         index: number of the call in the sink.
         number: number of the call among those of its label in the pool, from 0.
@@ -425,8 +435,16 @@ class LiveCall(CallState):
         trace: receiver of what happens to the call; None without telemetry.
     """
 
-    parcel: Parcel
-    sink: CallBatch | RemoteFuture
+    label: str
+    function: PackedFunction
+    data: bytes = b""
+    arguments: Payload | None = None
+    sources: SourceSet | None = None
+    blobs: tuple[Blob, ...] = ()
+    limits: CallLimits | None = None
+    tasks: int = 1
+    work_label: str = ""
+    sink: CallBatch | RemoteFuture = field(init=False)
     index: int = 0
     number: int = 0
     header: CallHeader | None = None
@@ -442,7 +460,7 @@ class LiveCall(CallState):
     @property
     def name(self) -> str:
         """Name of the call, unique in its pool, such as ``"train#3"``: end of its label, and its number."""
-        return call_name(self.parcel.label, self.number)
+        return call_name(self.label, self.number)
 
     def arriving(self) -> Incoming:
         """Return the store of received parts; make it if there is none yet."""
@@ -457,6 +475,49 @@ class LiveCall(CallState):
                 stored.users -= 1
             self.held = ()
         self.shipping = None
+
+
+def pack_calls(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) -> list[LiveCall]:
+    """Pickle calls, in the caller's thread; a function or an array that several share is pickled or hashed once.
+
+    Raises:
+        SerializationError: a function or an argument cannot be pickled; names it, and the part of it.
+    """
+    functions: dict[int, PackedFunction] = {}
+    packed_calls: list[LiveCall] = []
+    for call in calls:
+        function = functions.get(id(call.fn))
+        if function is None:
+            function = functions[id(call.fn)] = known.packed(call.fn, memo)
+        label = call.label or function.label
+        try:
+            packed = pack_arguments(call.args, call.kwargs, label)
+        except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
+            for name, value in (*enumerate(call.args), *call.kwargs.items()):
+                pack(value, what=f"argument {name!r} of {label}")
+            raise
+        data, arguments, blobs = packed.data, None, function.wrapped.blobs
+        if len(data) >= LARGE_BYTES or packed.buffers:
+            wrapped = seal(packed, memo)
+            data, arguments, blobs = b"", wrapped.payload, blobs + wrapped.blobs
+        packed_calls.append(
+            LiveCall(
+                id=0,
+                kind=function.id,
+                retries=call.retries,
+                together=call.gang,
+                label=label,
+                function=function,
+                data=data,
+                arguments=arguments,
+                sources=packed.sources,
+                blobs=blobs,
+                limits=call.limits,
+                tasks=call.tasks,
+                work_label=call.work,
+            )
+        )
+    return packed_calls
 
 
 class CallNumbers(dict[str, "itertools.count[int]"]):
@@ -523,6 +584,7 @@ class CallTable:
         # The work of calls that were submitted one by one, by their name and whether a front-end publishes it.
         self._streams: dict[tuple[str, bool], WorkCount] = {}
         self._silent: dict[str, int] = {}
+        self._reported: dict[str, Progress] = {}  # by front-ends, of unfinished work
         self._shown: dict[WorkCount, tuple[Progress, float]] = {}  # the event, and its time
 
     def __iter__(self) -> Iterator[LiveCall]:
@@ -532,13 +594,12 @@ class CallTable:
         """Add new calls; one without a piece of work joins the others of its label."""
         for call in calls:
             self.unfinished[call.id] = call
-            parcel, work = call.parcel, call.work
-            label = parcel.work or parcel.label
+            label, work = call.work_label or call.label, call.work
             if work is None:
-                key = label, bool(parcel.work)
+                key = label, bool(call.work_label)
                 work = self._streams.get(key)
                 if work is None:
-                    work = self._streams[key] = WorkCount(silent=bool(parcel.work))
+                    work = self._streams[key] = WorkCount(silent=bool(call.work_label))
                 call.work = work
             if not work.left:
                 self._current[work] = None
@@ -546,8 +607,8 @@ class CallTable:
                 work.label, work.began_s = label, now
             elif label != work.label:
                 work.label = "calls"
-            work.total += parcel.tasks
-            work.left += parcel.tasks
+            work.total += call.tasks
+            work.left += call.tasks
 
     def complete(self, call: LiveCall, raw: RawOutcome) -> None:
         """Remove a call and deliver its outcome; does nothing for a call that is over already."""
@@ -556,10 +617,10 @@ class CallTable:
             if call.held or call.shipping is not None:
                 call.let_go()
             if raw.error is not None:
-                raw.complete = call.parcel.function.complete
+                raw.complete = call.function.complete
                 self._count_failure(call, raw.error)
             elif (work := call.work) is not None:  # here, as it is paid for every call
-                work.left -= call.parcel.tasks
+                work.left -= call.tasks
                 if not work.left:
                     self._end_work(work)
             if call.incoming is not None:
@@ -575,9 +636,9 @@ class CallTable:
         if not cancelled:
             self.last_failure = f"{call.name}: {_in_a_line(error)}"
         if (work := call.work) is not None:
-            work.left -= call.parcel.tasks
-            work.failed += 0 if cancelled else call.parcel.tasks
-            work.cancelled += call.parcel.tasks if cancelled else 0
+            work.left -= call.tasks
+            work.failed += 0 if cancelled else call.tasks
+            work.cancelled += call.tasks if cancelled else 0
             if not work.left:
                 self._end_work(work)
 
@@ -617,23 +678,29 @@ class CallTable:
                 self._shown[work] = event, now
                 self._publish(event)
 
-    def completed(self, event: Progress) -> Progress:
-        """Return a front-end's event with the calls of its work that ran at the last look. Thread-safe.
+    def report(self, event: Progress) -> None:
+        """Publish a front-end's progress, with the calls of its work that ran at the last look. Thread-safe."""
+        event = self._completed(event)
+        self._reported.pop(event.label, None)
+        if not event.over:
+            self._reported[event.label] = event
+        self._publish(event)
 
-        Events of Dask's tasks state themselves what runs.
-        """
+    def _completed(self, event: Progress) -> Progress:
+        # Events of Dask's tasks state themselves what runs.
         left = None if event.total is None else event.total - event.ended
         running = self._silent.get(event.label, event.running)
         return replace(event, running=running if left is None else min(running, left))
 
     def progress(self, running: Iterable[WorkCount | None]) -> tuple[Progress, ...]:
-        """Return the progress of all unfinished work that no front-end publishes."""
+        """Return the progress of all unfinished work."""
         counts = Counter(running)
-        return tuple(
+        own = (
             work.progress(self._shown[work][0].label if work in self._shown else work.label, counts[work])
             for work in self._current
             if not work.silent
         )
+        return *own, *map(self._completed, list(self._reported.values()))
 
     def _free_label(self, label: str) -> str:
         taken = {event.label for event, _ in self._shown.values()}

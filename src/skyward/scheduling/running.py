@@ -1,21 +1,20 @@
-"""Open pool: its fleet, lanes, events and costs, from opening to closing."""
+"""Opening and closing of a pool, and what it costs in between."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Future
-from dataclasses import replace
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-from skyward.base.exits import uninterrupted
 from skyward.base.loop import LoopThread
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep
-from skyward.errors import BudgetError, PoolStateError
+from skyward.errors import BudgetError
 from skyward.events import (
     Callback,
     Error,
@@ -41,12 +40,12 @@ from skyward.ledger.sweep import OpeningSweep
 from skyward.market.cost import Budget, CostReport
 from skyward.providers.base import Provider
 from skyward.request.request import PoolRequest
-from skyward.scheduling.calls import CallBatch, CallObserver, RemoteFuture
+from skyward.scheduling.calls import CallObserver
 from skyward.scheduling.certificates import issue
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
-from skyward.shipping.parcels import FunctionCache, wrap
-from skyward.submission import ArgumentMemo, FleetStatus, Invocation, NodeService, NodeStatus, ServiceAccess
+from skyward.shipping.parcels import FunctionCache
+from skyward.submission import FleetStatus, NodeStatus
 from skyward.wire.control import (
     Message,
     NodeMetrics,
@@ -57,8 +56,6 @@ from skyward.wire.control import (
     VolumeTrouble,
 )
 from skyward.wire.frames import client_context
-
-T = TypeVar("T")
 
 _REPORT_S = 30.0
 # The rate changes with the machines: a projection of the costs is valid no longer than this.
@@ -133,13 +130,11 @@ class Spending:
             await self._clock.sleep(min(left_s, _LOOK_S))
 
 
-class RunningPool:
-    """Owner of everything that a pool holds while it is open.
+class PoolParts(NamedTuple):
+    """Parts of a pool that need no machine.
 
-    Args:
+    Attributes:
         pool_id: id, unique among all pools.
-        provider: source of the machines.
-        request: the validated request.
         loop: the client's loop thread.
         bus: receiver of the pool's events; closed by its maker.
         subscribed: callbacks that receive everything on the bus already.
@@ -147,49 +142,44 @@ class RunningPool:
         observer: receiver of the calls; None without telemetry.
     """
 
-    def __init__(
-        self,
-        *,
-        pool_id: str,
-        provider: Provider,
-        request: PoolRequest,
-        loop: LoopThread,
-        bus: EventBus,
-        subscribed: tuple[Callback, ...],
-        folder: Path | None = None,
-        observer: CallObserver | None = None,
-    ) -> None:
-        self.folder = folder
-        self._observer = observer
-        self._pool_id = pool_id
+    pool_id: str
+    loop: LoopThread
+    bus: EventBus
+    subscribed: tuple[Callback, ...]
+    folder: Path | None
+    observer: CallObserver | None
+
+
+class RunningPool:
+    """Opening and closing of a pool, and all that it holds in between.
+
+    Args:
+        parts: the parts that need no machine.
+        provider: source of the machines.
+        request: the validated request.
+
+    Attributes:
+        fleet: the nodes, once the pool opens.
+        services: the services of front-ends on them.
+        scheduler: the calls on them.
+    """
+
+    fleet: Fleet
+    services: Services
+    scheduler: Scheduler
+
+    def __init__(self, parts: PoolParts, provider: Provider, request: PoolRequest) -> None:
+        self._parts = parts
         self._provider = provider
         self._request = request
-        self._loop = loop
-        self._bus = bus
-        self._subscribed = subscribed
-        self._fleet: Fleet | None = None
-        self._scheduler: Scheduler | None = None
-        self._is_open = False
+        self._loop, self._bus = parts.loop, parts.bus
+        self._is_complete = False
         self._opening: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._services: Services | None = None
-        self._functions = FunctionCache(self._complete)
-        self._spending: Spending | None = None
+        self._to_close = AsyncExitStack()
         self._spent: BudgetError | None = None
-        self._sweep: OpeningSweep | None = None
         self._begun_s = SYSTEM_CLOCK.elapsed()
         self._metrics: dict[str, Metrics] = {}
-        self._reported: dict[str, Progress] = {}
-
-    @property
-    def instance_count(self) -> int:
-        """Number of nodes, without lost ones."""
-        return len(self._fleet.nodes) if self._fleet else 0
-
-    @property
-    def fleet(self) -> Fleet:
-        """The nodes; only while the pool is open."""
-        return self._while_open(self._fleet)
 
     async def open(self) -> None:
         """Provision and connect. If that fails or is interrupted, terminate everything before raising. On the loop."""
@@ -197,90 +187,21 @@ class RunningPool:
         if self._provider.this_machine:  # its imports take a third of the opening, on another core
             threading.Thread(target=start_template_ahead, args=(self._request,), daemon=True).start()
         try:
-            tls = await asyncio.to_thread(issue, self._request.timeout_s)
-            ledger = await asyncio.to_thread(Ledger.of_user)
-            self._sweep = OpeningSweep(self._provider, ledger, publish=self._bus.publish)
-            self._sweep.begin()
-            fleet = self._fleet = Fleet(
-                self._provider,
-                self._request,
-                pool_id=self._pool_id,
-                tls=tls,
-                publish=self._bus.publish,
-                on_node_message=self._on_node_message,
-                ledger=ledger,
-                open_node=partial(open_node, logs_to=self.folder and self.folder / "system"),
-            )
-            self._spending = Spending(
-                fleet.cost, max_cost=self._request.max_cost, publish=self._bus.publish, on_spent=self._end_for
-            )
-            self._spending.watch()
-            self._services = Services(
-                fleet, tls=tls, publish=self.publish, opened_with=(self._request.service_name, self._request.service)
-            )
-            self._scheduler = Scheduler(
-                client_context(tls),
-                self._bus,
-                workers_per_node=self._request.workers_per_node,
-                thread=self._loop,
-                services=self._services,
-                subscribed=self._subscribed,
-                observer=self._observer,
-            )
-            await fleet.start(self._scheduler)
-            self._is_open = True
+            await self._bring_up()
         except BaseException as error:
             await self._close()
             if self._spent is not None:  # the cause, in place of a CancelledError
                 raise self._spent from error
             raise
-        workers = self._request.nodes * self._request.workers_per_node
-        self._bus.publish(PoolStarted(self._request.nodes, workers))
-        self._spending.report()
 
     def close(self) -> None:
         """Fail unfinished calls, terminate every machine and confirm it. Idempotent."""
         # Ctrl-C has to wait: interrupted half-way, machines would go on and cost money.
-        scheduler = self._scheduler
         try:
             self._loop.finish(self._abandon())
         finally:
-            if scheduler is not None:
-                scheduler.join()
-
-    def submit(self, calls: Sequence[Invocation], memo: ArgumentMemo) -> list[RemoteFuture]:
-        """Pickle calls in this thread, and queue them."""
-        return self._open_scheduler.submit(wrap(calls, memo, self._functions))
-
-    def broadcast(self, call: Invocation) -> list[RemoteFuture]:
-        """Pickle a call in this thread, and queue it on every worker."""
-        (parcel,) = wrap([call], ArgumentMemo(), self._functions)
-        return self._open_scheduler.broadcast(parcel)
-
-    def run(self, calls: Sequence[Invocation], *, all_of_them: bool = False, everywhere: bool = False) -> CallBatch:
-        """As :meth:`submit`, and wait: the first failure drops the other calls, except with ``all_of_them``.
-
-        With ``everywhere``, the one call runs on every worker. Ctrl-C ends running calls: their workers are replaced,
-        and the pool stays usable.
-        """
-        scheduler, parcels, batch = self._open_scheduler, wrap(calls, ArgumentMemo(), self._functions), CallBatch()
-        try:
-            # Ctrl-C may come once the first call has begun, before this returns.
-            scheduler.broadcast(parcels[0], batch) if everywhere else scheduler.submit(parcels, batch)
-            while not batch.wait(_LOOK_S) or (all_of_them and batch.remaining):
-                if all_of_them:
-                    batch.rearm()
-            if batch.remaining:
-                scheduler.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
-        except BaseException:
-            with uninterrupted():
-                scheduler.cancel(batch.calls)
-            raise
-        return batch
-
-    def cancel(self, calls: Sequence[Any], *, kill: bool = True) -> None:
-        """See :meth:`skyward.scheduling.scheduler.Scheduler.cancel`."""
-        self._open_scheduler.cancel(calls, kill=kill)
+            if self._is_complete:
+                self.scheduler.join()
 
     def scale(self, nodes: int, drop: Collection[int]) -> Future[None]:
         """Change the target size of the fleet; the future is done when it is reached."""
@@ -290,19 +211,11 @@ class RunningPool:
     async def _begin_to_scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
         return self.fleet.scale(nodes, drop)
 
-    def fetch(self, patterns: Sequence[str], to: Path, node: int | None) -> list[Path]:
-        """Fetch files of nodes that run; see :meth:`skyward.api.pool.ComputePool.fetch`."""
-        return self._loop.call(self.fleet.fetch(patterns, to, node))
-
-    def service(self, service: NodeService) -> ServiceAccess:
-        """See :meth:`skyward.submission.ElasticFleet.service`."""
-        return self._loop.call(self._while_open(self._services).use(service))
-
     async def take_snapshot(self) -> PoolSnapshot:
         """Return the present state of the pool, which may be opening. On the loop."""
-        fleet = self._fleet.status() if self._fleet is not None else FleetStatus(wanted=0, workers_per_node=0)
+        fleet = self.fleet.status() if self._is_complete else FleetStatus(wanted=0, workers_per_node=0)
         base = PoolSnapshot(
-            pool_id=self._pool_id,
+            pool_id=self._parts.pool_id,
             provider=self._provider.name,
             taken_at=time.time(),
             open_s=SYSTEM_CLOCK.elapsed() - self._begun_s,
@@ -310,24 +223,14 @@ class RunningPool:
             hourly_rate=sum(node.price_per_hour or 0.0 for node in fleet.nodes),
             cost=fleet.cost,
         )
-        if self._scheduler is None:
-            return base
-        whole = self._scheduler.snapshot(base)
-        reported = map(self._scheduler.completed, list(self._reported.values()))
-        return replace(whole, works=(*whole.works, *reported))
-
-    def forward(self, address: str) -> str:
-        """See :meth:`skyward.fleet.fleet.Fleet.forward`."""
-        return self._loop.call(self.fleet.forward(address))
+        return self.scheduler.snapshot(base) if self._is_complete else base
 
     def publish(self, event: SkywardEvent) -> None:
         """Publish an event of a front-end; add to its progress the number of calls that run."""
-        if isinstance(event, Progress) and self._scheduler is not None:
-            event = self._scheduler.completed(event)
-            self._reported.pop(event.label, None)
-            if not event.over:
-                self._reported[event.label] = event
-        self._bus.publish(event)
+        if isinstance(event, Progress) and self._is_complete:
+            self.scheduler.calls.report(event)
+        else:
+            self._bus.publish(event)
 
     def _complete(self, function: Callable[..., Any], error: ModuleNotFoundError) -> ModuleNotFoundError:
         """Return a node's error with all packages that the function needs and the image lacks."""
@@ -336,16 +239,47 @@ class RunningPool:
 
         return with_all_missing(error, function, self._request.image)
 
-    @property
-    def _open_scheduler(self) -> Scheduler:
-        return self._while_open(self._scheduler)
-
-    def _while_open(self, part: T | None) -> T:
-        if part is None or not self._is_open:
-            raise PoolStateError(
-                "the pool is not open; use it inside `with ComputePool(...) as pool:` or after pool.open()"
-            )
-        return part
+    async def _bring_up(self) -> None:
+        request, publish, to_close = self._request, self._bus.publish, self._to_close
+        tls = await asyncio.to_thread(issue, request.timeout_s)
+        ledger = await asyncio.to_thread(Ledger.of_user)
+        sweep = OpeningSweep(self._provider, ledger, publish=publish)
+        sweep.begin()
+        to_close.push_async_callback(sweep.settle)
+        folder = self._parts.folder
+        fleet = self.fleet = Fleet(
+            self._provider,
+            request,
+            pool_id=self._parts.pool_id,
+            tls=tls,
+            publish=publish,
+            on_node_message=self._on_node_message,
+            ledger=ledger,
+            open_node=partial(open_node, logs_to=folder and folder / "system"),
+        )
+        spending = Spending(fleet.cost, max_cost=request.max_cost, publish=publish, on_spent=self._end_for)
+        to_close.push_async_callback(_end_machines, fleet, spending)
+        self.services = Services(
+            fleet, tls=tls, publish=self.publish, opened_with=(request.service_name, request.service)
+        )
+        self.scheduler = Scheduler(
+            client_context(tls),
+            self._bus,
+            workers_per_node=request.workers_per_node,
+            thread=self._loop,
+            services=self.services,
+            functions=FunctionCache(self._complete),
+            subscribed=self._parts.subscribed,
+            observer=self._parts.observer,
+        )
+        to_close.push_async_callback(self._end_calls)
+        to_close.callback(fleet.close)
+        to_close.callback(spending.close)
+        self._is_complete = True
+        spending.watch()
+        await fleet.start(self.scheduler)
+        publish(PoolStarted(request.nodes, request.nodes * request.workers_per_node))
+        spending.report()
 
     async def _abandon(self) -> None:
         """Wait until nothing is left, also of an opening that was interrupted, even at its very end."""
@@ -369,33 +303,27 @@ class RunningPool:
         await asyncio.shield(self._closing)  # a cancelled waiter must not leave machines running
 
     async def _shut_down(self) -> None:
-        if self._spending is not None:
-            self._spending.close()
         self._bus.publish(PoolStopping())
-        if self._fleet is not None:
-            self._fleet.close()
         try:
-            if self._scheduler is not None:
-                await self._scheduler.close(self._spent)
+            await self._to_close.aclose()
         finally:
-            try:
-                if self._fleet is not None:
-                    await self._fleet.stop()
-                    if self._spending is not None:
-                        self._spending.publish_final()
-            finally:
-                if self._sweep is not None:
-                    await self._sweep.settle()
-                await self._provider.close()
-        self._bus.publish(PoolStopped(self._scheduler.calls.ended if self._scheduler else 0))
+            await self._provider.close()
+        self._bus.publish(PoolStopped(self.scheduler.calls.ended if self._is_complete else 0))
+
+    async def _end_calls(self) -> None:
+        await self.scheduler.close(self._spent)
 
     def _on_node_message(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
-        if self._scheduler is not None:
-            self._scheduler.handle(node, message)
+        self.scheduler.handle(node, message)
         if (event := _event_of(node, message)) is not None:
             if isinstance(event, Metrics):
                 self._metrics[event.instance_id] = event
             self._bus.publish(event)
+
+
+async def _end_machines(fleet: Fleet, spending: Spending) -> None:
+    await fleet.stop()
+    spending.publish_final()
 
 
 def _node_snapshot(node: NodeStatus, metrics: Metrics | None) -> NodeSnapshot:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never, cast
 
+from skyward.base.exits import uninterrupted
 from skyward.base.loop import LoopThread
 from skyward.base.waiting import EAGER_S, PROMPT_S, SYSTEM_CLOCK, wait_until
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
@@ -29,7 +30,6 @@ from skyward.events import (
     Callback,
     Error,
     LogLine,
-    Progress,
     WorkerLost,
     WorkerReplaced,
     current_callbacks,
@@ -50,6 +50,7 @@ from skyward.scheduling.calls import (
     RawOutcome,
     RemoteFuture,
     WorkCount,
+    pack_calls,
 )
 from skyward.scheduling.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.scheduling.services import Services
@@ -63,8 +64,8 @@ from skyward.scheduling.worker_link import (
     with_call,
 )
 from skyward.shipping.blobs import Exchange
-from skyward.shipping.parcels import Parcel
-from skyward.submission import CallLimits, worker_names
+from skyward.shipping.parcels import FunctionCache
+from skyward.submission import ArgumentMemo, CallLimits, Invocation, worker_names
 from skyward.wire.control import Message, WorkerExit, WorkerRunning
 from skyward.wire.messages import (
     CallHeader,
@@ -100,6 +101,7 @@ _FIRST_ANSWER_S = 120.0
 # Results that a worker sent last may still be on their way when its end is reported, on another connection.
 _EXIT_PATIENCE_S = 2.0
 _IDLE_CHECK_S = 0.02
+_LOOK_S = 5.0  # a wait that lasts longer looks again
 # A machine that is taken back kills its worker and its supervisor one after the other, within this time.
 _VERDICT_S = 1.0
 # The supervisor may not have seen a new process yet, and then finds nothing to kill.
@@ -126,6 +128,7 @@ class Scheduler:
         workers_per_node: workers on each node.
         thread: the client's loop thread, in which it is made.
         services: services of front-ends on the nodes.
+        functions: pickles of the functions that the pool has sent.
         subscribed: callbacks that receive everything on the bus already.
         observer: receiver of the calls; None without telemetry.
 
@@ -143,6 +146,7 @@ class Scheduler:
         workers_per_node: int,
         thread: LoopThread,
         services: Services,
+        functions: FunctionCache | None = None,
         subscribed: tuple[Callback, ...] = (),
         observer: CallObserver | None = None,
     ) -> None:
@@ -157,6 +161,7 @@ class Scheduler:
         self._workers_per_node = workers_per_node
         self._dispatch = Dispatch()
         # Submission, from any thread.
+        self._functions = functions or FunctionCache()
         self._subscribed = subscribed
         self._observer = observer
         self._ids = itertools.count(1)
@@ -187,22 +192,49 @@ class Scheduler:
 
     # --- submission, from any thread ----------------------------------------------------------------------------------
 
-    def submit(self, parcels: Sequence[Parcel], batch: CallBatch | None = None) -> list[RemoteFuture]:
-        """Queue calls, each for any worker; with a ``batch``, for a caller that waits for all of them."""
+    def submit(
+        self, calls: Sequence[Invocation], memo: ArgumentMemo, batch: CallBatch | None = None
+    ) -> list[RemoteFuture]:
+        """Pickle calls and queue them, each for any worker; a ``batch`` is for a caller that waits for all of them."""
+        packed = pack_calls(calls, memo, self._functions)
         if len(self.places) > 1:
-            for parcel in parcels:
-                if parcel.gang:
+            for call in packed:
+                if call.together:
                     raise ConfigurationError(
-                        f"{parcel.label} is decorated with skyward.distributed: all {len(self.places)} workers of the "
-                        f"pool run it together; use @, as in {parcel.label}(...) @ pool"
+                        f"{call.label} is decorated with skyward.distributed: all {len(self.places)} workers of the "
+                        f"pool run it together; use @, as in {call.label}(...) @ pool"
                     )
-        return self._queue(parcels, batch)
+        return self._queue(packed, batch)
 
-    def broadcast(self, parcel: Parcel, batch: CallBatch | None = None) -> list[RemoteFuture]:
-        """Queue one call on every worker, ordered by (node, worker); ``batch`` is as for :meth:`submit`."""
+    def broadcast(self, call: Invocation, batch: CallBatch | None = None) -> list[RemoteFuture]:
+        """Pickle a call and queue it on every worker, ordered by (node, worker); ``batch`` is as for :meth:`submit`."""
+        (packed,) = pack_calls([call], ArgumentMemo(), self._functions)
         with self._placing:  # a leaving node must not look idle before it has these calls
-            ranks = self._ranks(parcel)
-            return self._queue([parcel] * len(ranks), batch, ranks)
+            calls = [replace(packed, pinned=worker, header=header) for worker, header in self._ranks(packed)]
+            if call.gang:
+                CallGang(calls)
+            return self._queue(calls, batch)
+
+    def run(self, calls: Sequence[Invocation], *, all_of_them: bool = False, everywhere: bool = False) -> CallBatch:
+        """As :meth:`submit`, and wait: the first failure drops the other calls, except with ``all_of_them``.
+
+        With ``everywhere``, the one call runs on every worker. Ctrl-C ends running calls: their workers are replaced,
+        and the pool stays usable.
+        """
+        batch = CallBatch()
+        try:
+            # Ctrl-C may come once the first call has begun, before this returns.
+            self.broadcast(calls[0], batch) if everywhere else self.submit(calls, ArgumentMemo(), batch)
+            while not batch.wait(_LOOK_S) or (all_of_them and batch.remaining):
+                if all_of_them:
+                    batch.rearm()
+            if batch.remaining:
+                self.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
+        except BaseException:
+            with uninterrupted():
+                self.cancel(batch.calls)
+            raise
+        return batch
 
     def cancel(self, calls: Iterable[Any], *, kill: bool = True) -> None:
         """See :meth:`end_calls`; calls that have not come in yet are cancelled too."""
@@ -213,44 +245,28 @@ class Scheduler:
         if not self._callbacks.close(_CALLBACKS_TIMEOUT_S):
             log.warning("a done-callback is still busy %g s after its pool was closed", _CALLBACKS_TIMEOUT_S)
 
-    def _queue(
-        self, parcels: Sequence[Parcel], batch: CallBatch | None, ranks: Sequence[tuple[WorkerId, CallHeader]] = ()
-    ) -> list[RemoteFuture]:
-        """Queue calls, those of a broadcast with their ``ranks``; return their futures, none with a batch."""
+    def _queue(self, calls: Sequence[LiveCall], batch: CallBatch | None) -> list[RemoteFuture]:
+        """Queue calls; return their futures, none with a batch."""
         callbacks = current_callbacks()
         if callbacks:
             callbacks = tuple(callback for callback in callbacks if callback not in self._subscribed)
         if batch is not None:
-            batch.expect(len(parcels))
-        calls: list[LiveCall] = []
+            batch.expect(calls)
         futures: list[RemoteFuture] = []
-        for index, parcel in enumerate(parcels):
-            sink = RemoteFuture(self._drop, self._run_callback) if batch is None else batch
-            pinned, header = ranks[index] if ranks else (None, None)
-            call = LiveCall(
-                id=next(self._ids),
-                kind=parcel.function.id,
-                retries=parcel.retries,
-                pinned=pinned,
-                together=parcel.gang,
-                parcel=parcel,
-                sink=sink,
-                index=index,
-                number=next(self._numbers[parcel.label]),
-                header=header if parcel.limits is None else _limited(header, parcel.limits),
-                callbacks=callbacks,
-                work=sink.work,
-            )
-            if isinstance(sink, RemoteFuture):
-                sink.call = call
-                futures.append(sink)
+        for index, call in enumerate(calls):
+            if batch is None:
+                call.sink = future = RemoteFuture(self._drop, self._run_callback)
+                future.call = call
+                futures.append(future)
+            else:
+                call.sink, call.index, call.work = batch, index, batch.work
+            call.id = next(self._ids)
+            call.number = next(self._numbers[call.label])
+            call.callbacks = callbacks
+            if call.limits is not None:
+                call.header = _limited(call.header, call.limits)
             if self._observer is not None:
                 self._observer.begin(call)
-            calls.append(call)
-        if ranks and parcels[0].gang:
-            CallGang(calls)
-        if batch is not None:
-            batch.calls = calls
         with self._entrance:
             if self._closed:
                 reason = self._closed_for or "open it with `with ComputePool(...) as pool:`"
@@ -262,18 +278,18 @@ class Scheduler:
                 self._due = True  # afterwards: Ctrl-C in between would leave all later calls waiting for it
         return futures
 
-    def _ranks(self, parcel: Parcel) -> list[tuple[WorkerId, CallHeader]]:
+    def _ranks(self, call: LiveCall) -> list[tuple[WorkerId, CallHeader]]:
         """Return every worker, with the header of its call of a broadcast."""
         workers = self.places
         if not workers:
             raise PoolStateError("every node of the pool is gone")
-        if parcel.gang and (apart := self.separation()):
-            raise out_of_reach(parcel.label, apart)
+        if call.together and (apart := self.separation()):
+            raise out_of_reach(call.label, apart)
         # One seed and one port for all ranks: they have to agree on both without a message between them.
         seed, port = random.getrandbits(32), self._call_port()
         counts = Counter(worker.node for worker in workers)
         firsts = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
-        world = CallHeader(world=len(workers), seed=seed, head_port=port, nodes=len(counts), gang=parcel.gang)
+        world = CallHeader(world=len(workers), seed=seed, head_port=port, nodes=len(counts), gang=call.together)
         return [
             (worker, replace(world, rank=rank, local_rank=rank - firsts[worker.node]))
             for rank, worker in enumerate(workers)
@@ -452,7 +468,7 @@ class Scheduler:
                 continue
             if call.trace is not None:
                 call.trace.sent(link.id)
-            if not call.parcel.blobs or link.hold_present(call):
+            if not call.blobs or link.hold_present(call):
                 ready.append(call)
             else:
                 self._spawn(link.ship(call, self._fail))
@@ -845,7 +861,7 @@ class Scheduler:
         if texts is None:
             return
         if apart := self.separation():  # a node was added or replaced since the submission
-            self.end_calls(call.gang.calls, kill=True, error=out_of_reach(call.parcel.label, apart))
+            self.end_calls(call.gang.calls, kill=True, error=out_of_reach(call.label, apart))
             return
         for link, member in self._held(call.gang.calls):
             link.send_item(GangAddresses(member.id, texts))
@@ -886,10 +902,6 @@ class Scheduler:
             last_failure=calls.last_failure,
             works=calls.progress(self._running_works()),
         )
-
-    def completed(self, event: Progress) -> Progress:
-        """See :meth:`skyward.scheduling.calls.CallTable.completed`. Thread-safe."""
-        return self.calls.completed(event)
 
     def _running_works(self) -> Iterator[WorkCount | None]:
         return (cast("LiveCall", call).work for call in self._dispatch.running())

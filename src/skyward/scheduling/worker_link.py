@@ -406,8 +406,8 @@ class WorkerLink:
         ids: list[int] = []
         pickles: list[bytes] = []
         for call in calls:
-            parcel, function, final = call.parcel, call.parcel.function, call.final
-            plain = parcel.arguments is None and call.header is None
+            function, final = call.function, call.final
+            plain = call.arguments is None and call.header is None
             position = call.position = next(self._positions)
             if run is None or not plain or run.final != final or run.function_id != function.id:
                 if run is not None:
@@ -416,13 +416,13 @@ class WorkerLink:
                 self._introduce(function)
                 if plain:
                     run = RunCalls(function.id, position, final, ids, pickles)
-            if parcel.sources is not None:
-                self._bring(parcel.sources)
+            if call.sources is not None:
+                self._bring(call.sources)
             if plain:
                 ids.append(call.id)
-                pickles.append(parcel.data)
+                pickles.append(call.data)
             else:
-                payload, header = parcel.arguments or Payload(data=parcel.data), call.header or CallHeader()
+                payload, header = call.arguments or Payload(data=call.data), call.header or CallHeader()
                 self.push(RunSpecialCall(function.id, position, final, call.id, payload, header))
         if run is not None:
             self.push(run)
@@ -453,7 +453,7 @@ class WorkerLink:
 
     def hold_present(self, call: LiveCall) -> bool:
         """Hold the call's blobs on the node until it is over; return False if one is not there yet."""
-        held = self.node.blobs.hold_present(call.parcel.blobs)
+        held = self.node.blobs.hold_present(call.blobs)
         call.held = held or ()
         return held is not None
 
@@ -482,7 +482,7 @@ class WorkerLink:
         # An unreachable node may turn out to be lost. Its calls move then, and must not fail before.
         for attempt in itertools.count():
             try:
-                return await self.node.blobs.hold(call.parcel.blobs)
+                return await self.node.blobs.hold(call.blobs)
             except Exception as error:
                 unreachable = isinstance(error, UnreachableError) and attempt < _PUT_ATTEMPTS
                 if self.node.handle.linked and not unreachable:
@@ -550,18 +550,18 @@ def given_up(call: LiveCall, action: GiveUp, link: WorkerLink | None) -> WorkerL
     elif losses > call.retries:
         times = f"{losses} times, the last one" if losses > 1 else "once,"
         message = (
-            f"{call.parcel.label} lost its worker {times} on node {node}, worker {worker}: {action.reason}. It may "
+            f"{call.label} lost its worker {times} on node {node}, worker {worker}: {action.reason}. It may "
             f"have begun there, and with retries={call.retries} is not run again; raise it if another run is safe."
         )
         message += f" Its log on the node: {log_path}" if log_path else ""
     else:
-        message = f"{call.parcel.label} has nowhere left to run: {action.reason}"
+        message = f"{call.label} has nowhere left to run: {action.reason}"
     return WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)
 
 
 def _overran(call: LiveCall, link: WorkerLink, ended: WorkerExit) -> WorkerLostError | CallTimeoutError:
     """Return the error of a call for whose limits its worker was ended."""
-    limits, place = call.parcel.limits or CallLimits(), f"node {link.id.node}, worker {link.id.worker}"
+    limits, place = call.limits or CallLimits(), f"node {link.id.node}, worker {link.id.worker}"
     log = f" Its log on the node: {link.log_path}"
     where = {"node": link.id.node, "worker": link.id.worker}
     if ended.overran_memory:
@@ -580,8 +580,8 @@ def _overran(call: LiveCall, link: WorkerLink, ended: WorkerExit) -> WorkerLostE
 def _as_one_of_a_gang(call: LiveCall) -> str:
     header = call.header or CallHeader()
     if header.world == 1:
-        return f"{call.parcel.label}, which is not run again once it has begun,"
-    return f"rank {header.rank} of the {header.world} that run {call.parcel.label} together, and were ended with it,"
+        return f"{call.label}, which is not run again once it has begun,"
+    return f"rank {header.rank} of the {header.world} that run {call.label} together, and were ended with it,"
 
 
 def out_of_reach(label: str, apart: str) -> ConfigurationError:
@@ -595,6 +595,6 @@ def out_of_reach(label: str, apart: str) -> ConfigurationError:
 def used_up(call: LiveCall, why: str) -> ConfigurationError:
     """Return the error of a call that needs a fresh process and uses up every one before it begins."""
     return ConfigurationError(
-        f"{call.parcel.label} could not begin, in {call.renewals} processes one after the other: {why}. Its "
+        f"{call.label} could not begin, in {call.renewals} processes one after the other: {why}. Its "
         "arguments, or the import of its module, use the framework before the function runs; move that use into it"
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from blake3 import blake3
 
-from skyward.errors import ConfigurationError, SerializationError
+from skyward.errors import ConfigurationError
 from skyward.shipping.blobs import Blob, identify
 from skyward.shipping.pickling import (
     LARGE_BYTES,
@@ -27,11 +27,10 @@ from skyward.shipping.pickling import (
     goes_by_name,
     naming_state,
     pack,
-    pack_arguments,
 )
 from skyward.shipping.references import function_parts, global_values, reached_from
 from skyward.shipping.sources import SourceSet, search_path_state
-from skyward.submission import ArgumentMemo, CallLimits, Invocation
+from skyward.submission import ArgumentMemo
 from skyward.wire.messages import Payload
 
 K = TypeVar("K")
@@ -143,18 +142,22 @@ class FunctionCache:
         self._lock = threading.Lock()
         self._known: Recent[FunctionType, _Known] = Recent(_KEPT_BYTES)
 
-    def packed(self, fn: Callable[..., Any], pack: Callable[[], PackedFunction]) -> PackedFunction:
-        """Return the last pickle of ``fn`` if it is still valid, otherwise the one that ``pack`` makes now."""
+    def packed(self, fn: Callable[..., Any], memo: ArgumentMemo) -> PackedFunction:
+        """Return the last pickle of ``fn`` if it is still valid, otherwise one that is made now.
+
+        Raises:
+            SerializationError: it cannot be pickled; names the part of it.
+        """
         if type(fn) is not FunctionType:  # a callable object may change in place, which identity cannot show
             if not callable(fn):
                 raise ConfigurationError(f"fn must be callable, got {type(fn).__name__}")
-            return pack()
+            return _pack_function(fn, memo, self)
         with self._lock:
             known = self._known.get(fn)
         if known is not None and known.is_unchanged():
             return known.packed
         seen = _look(fn)  # before it is pickled: a change in between makes the entry invalid, not the pickle stale
-        packed = pack()
+        packed = _pack_function(fn, memo, self)
         if seen is not None and packed.lasting:
             with self._lock:
                 self._known.put(fn, _Known(seen, packed), packed.nbytes)
@@ -214,83 +217,11 @@ def _is_fixed(value: object) -> bool:
     return isinstance(value, type | ModuleType | FunctionType) and goes_by_name(value)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Parcel:
-    """Pickled invocation.
-
-    Attributes:
-        label: name for errors and progress.
-        function: the function.
-        data: the pickle of ``(args, kwargs)``, if it is small and needs no blobs.
-        arguments: the payload of ``(args, kwargs)`` otherwise.
-        sources: the sources that a worker needs before it unpickles the arguments; None if there are none.
-        retries: number of lost workers that the call survives.
-        gang: True if all workers run the call together.
-        blobs: the blobs that must lie on the node before.
-        work: see :class:`~skyward.submission.Invocation`.
-        tasks: see :class:`~skyward.submission.Invocation`.
-        limits: see :class:`~skyward.submission.Invocation`.
-    """
-
-    # Not frozen, as that doubles the price of an instance, and it is paid for every call.
-
-    label: str
-    function: PackedFunction
-    data: bytes = b""
-    arguments: Payload | None = None
-    sources: SourceSet | None = None
-    retries: int
-    gang: bool = False
-    blobs: tuple[Blob, ...] = field(default=(), repr=False)
-    work: str = ""
-    tasks: int = 1
-    limits: CallLimits | None = None
-
-
-def wrap(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) -> list[Parcel]:
-    """Pickle calls; a function or an array that several of them share is pickled or hashed once.
-
-    Raises:
-        SerializationError: a function or an argument cannot be pickled; names it, and the part of it.
-    """
-    functions: dict[int, PackedFunction] = {}
-    parcels: list[Parcel] = []
-    for call in calls:
-        function = functions.get(id(call.fn))
-        if function is None:
-            function = known.packed(call.fn, partial(_wrap_function, call.fn, memo, known))
-            functions[id(call.fn)] = function
-        label = call.label or function.label
-        try:
-            packed = pack_arguments(call.args, call.kwargs, label)
-        except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
-            for name, value in (*enumerate(call.args), *call.kwargs.items()):
-                pack(value, what=f"argument {name!r} of {label}")
-            raise
-        parcel = Parcel(
-            label=label,
-            function=function,
-            data=packed.data,
-            sources=packed.sources,
-            retries=call.retries,
-            gang=call.gang,
-            blobs=function.wrapped.blobs,
-            work=call.work,
-            tasks=call.tasks,
-            limits=call.limits,
-        )
-        if len(packed.data) >= LARGE_BYTES or packed.buffers:
-            wrapped = _seal(packed, memo)
-            parcel.data, parcel.arguments, parcel.blobs = b"", wrapped.payload, parcel.blobs + wrapped.blobs
-        parcels.append(parcel)
-    return parcels
-
-
-def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCache) -> PackedFunction:
+def _pack_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCache) -> PackedFunction:
     # Its own name, not that of the call: many calls share the pickle, each with a label of its own.
     label = str(getattr(fn, "__qualname__", type(fn).__name__)).removesuffix(".__wrapped__")
     packed = pack(fn, what=f"the function {label}", apart=True)
-    sealed = _seal(packed, memo)
+    sealed = seal(packed, memo)
     wrapped = replace(sealed, blobs=tuple(replace(blob, of_function=True) for blob in sealed.blobs))
     # The blobs count too: functions with equal code around different arrays would otherwise share one name.
     digest = blake3(packed.data)
@@ -311,7 +242,8 @@ def _wrap_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCa
     )
 
 
-def _seal(packed: Packed, memo: ArgumentMemo) -> Wrapped:
+def seal(packed: Packed, memo: ArgumentMemo) -> Wrapped:
+    """Return a pickle as it travels: what is large, as blobs."""
     buffers = identify(packed.buffers, memo)
     names = tuple(blob.id for blob in buffers)
     if len(packed.data) < LARGE_BYTES:

@@ -19,7 +19,8 @@ import pytest
 from skyward import ComputePool, Local, UnsentCallWarning, compute, gather
 from skyward.api.calls import PendingBatch, PendingCompute, invocation_of
 from skyward.errors import ConfigurationError
-from skyward.shipping.parcels import FunctionCache, wrap
+from skyward.scheduling.calls import pack_calls
+from skyward.shipping.parcels import FunctionCache
 from skyward.submission import ArgumentMemo, Invocation
 
 
@@ -191,7 +192,7 @@ class TestArguments:
     def test_a_deeply_hidden_one_is_refused_when_it_is_sent(self) -> None:
         call = train([[{"a": [train(1)]}]])
         with pytest.raises(ConfigurationError, match="train is the pending call train"):
-            wrap([call.invocation()], ArgumentMemo(), FunctionCache())
+            pack_calls([call.invocation()], ArgumentMemo(), FunctionCache())
         assert pickle.loads(pickle.dumps([[train(3)]]))[0][0].args == (3,)  # elsewhere it is a value like any other
 
     def test_a_future_among_them_is_refused_at_once(self) -> None:

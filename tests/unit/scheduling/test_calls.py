@@ -9,9 +9,9 @@ import pytest
 
 from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
-from skyward.scheduling.calls import CallBatch, CallGang, CallNumbers, Incoming, LiveCall, RawOutcome
+from skyward.scheduling.calls import CallGang, CallNumbers, Incoming, LiveCall, RawOutcome
 from skyward.scheduling.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
-from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
+from skyward.shipping.parcels import PackedFunction, Wrapped
 from skyward.shipping.pickling import pack, unpack_error
 from skyward.wire.messages import EmittedEvent, LogPiece, Outcome, PackedError, Payload, PrintedLines, ResultChunk
 
@@ -172,10 +172,8 @@ def test_a_line_names_its_worker_its_call_and_its_stream() -> None:
     ],
 )
 def test_a_call_is_named_after_the_end_of_its_label_and_its_number(label: str, name: str) -> None:
-    parcel = Parcel(
-        label=label, function=PackedFunction(id="f", label=label, wrapped=Wrapped(payload=Payload())), retries=0
-    )
-    call = LiveCall(id=1, kind="f", parcel=parcel, sink=CallBatch(1), number=3)
+    function = PackedFunction(id="f", label=label, wrapped=Wrapped(payload=Payload()))
+    call = LiveCall(id=1, kind="f", label=label, function=function, number=3)
     assert call.name == name
 
 

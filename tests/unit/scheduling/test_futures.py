@@ -20,7 +20,7 @@ DONE = RawOutcome(data=b"")
 
 
 def test_the_first_failure_ends_the_wait() -> None:
-    batch = CallBatch(3)
+    batch = CallBatch(range(3))
     assert not batch.wait(0)
     batch.deliver(1, FAILED)
     assert batch.wait(0)
@@ -28,7 +28,7 @@ def test_the_first_failure_ends_the_wait() -> None:
 
 
 def test_who_waits_on_after_failures_is_told_of_the_end() -> None:
-    batch = CallBatch(3)
+    batch = CallBatch(range(3))
     batch.deliver(0, FAILED)
     batch.deliver(1, FAILED)
     assert batch.wait(0)
@@ -41,7 +41,7 @@ def test_who_waits_on_after_failures_is_told_of_the_end() -> None:
 
 
 def test_an_end_that_came_before_the_wait_goes_on_is_not_missed() -> None:
-    batch = CallBatch(2)
+    batch = CallBatch(range(2))
     batch.deliver(0, FAILED)
     batch.deliver(1, DONE)
     batch.rearm()
@@ -49,7 +49,7 @@ def test_an_end_that_came_before_the_wait_goes_on_is_not_missed() -> None:
 
 
 def test_a_batch_of_nothing_is_over() -> None:
-    assert CallBatch(0).wait(0)
+    assert CallBatch().wait(0)
 
 
 def future() -> RemoteFuture:
@@ -58,9 +58,7 @@ def future() -> RemoteFuture:
 
 def test_a_future_shows_state_call_duration_and_the_errors_last_line_in_a_notebook() -> None:
     waiting, done, failed = future(), future(), future()
-    waiting.call = done.call = SimpleNamespace(
-        name="train#3", number=3, parcel=SimpleNamespace(label="fit.<locals>.train")
-    )
+    waiting.call = done.call = SimpleNamespace(name="train#3", number=3, label="fit.<locals>.train")
     done.deliver(0, RawOutcome(data=pickle.dumps(3), seconds=2.5))
     failed.deliver(0, RawOutcome(error=ValueError("first\nlast <line>")))
 

@@ -24,6 +24,7 @@ from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
 from skyward.scheduling.worker_link import WorkerLink, out_of_reach
 from skyward.shipping.blobs import Blob
+from skyward.submission import Invocation
 from skyward.wire.control import WorkerExit
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.messages import (
@@ -178,10 +179,10 @@ class OutcomeSink:
 def call(number: int, *, blobs: tuple[Blob, ...] = (), pinned: WorkerId | None = None) -> Any:
     payload = SimpleNamespace(data=b"", to_wire=list)
     kept = {"sources": None, "complete": None, "wrapped": SimpleNamespace(payload=payload)}
-    function = SimpleNamespace(id="f", label="f", nbytes=8, **kept)
-    shape = {"data": b"x", "arguments": None, "blobs": blobs, "retries": 3, "work": "", "tasks": 1}
-    parcel: Any = SimpleNamespace(function=function, label="f", sources=None, **shape)
-    return LiveCall(id=number, kind="f", parcel=parcel, sink=OutcomeSink(), pinned=pinned)
+    function: Any = SimpleNamespace(id="f", label="f", nbytes=8, **kept)
+    call: Any = LiveCall(id=number, kind="f", label="f", function=function, data=b"x", blobs=blobs, pinned=pinned)
+    call.sink = OutcomeSink()
+    return call
 
 
 async def test_the_worker_of_a_replacement_takes_calls_although_an_earlier_one_never_started(stage: Stage) -> None:
@@ -474,10 +475,8 @@ async def test_a_gang_is_refused_where_its_workers_do_not_reach_each_other(
     stage.networks = networks
     for rank in (0, 1):
         await stage.attach(rank)
-    parcel: Any = SimpleNamespace(label="train", gang=True)
-
     with pytest.raises(ConfigurationError, match=r"train is decorated with .* reach.* nodes=1"):
-        stage.scheduler.broadcast(parcel)
+        stage.scheduler.broadcast(Invocation(fn=abs, label="train", gang=True))
     stage.scheduler.join()
 
 
@@ -504,7 +503,7 @@ async def test_a_killed_worker_of_a_spot_machine_is_judged_with_the_machine(
     monkeypatch.setattr(skyward.scheduling.scheduler, "_VERDICT_S", 0.01)
     stage.spot = True
     handle, running = await stage.attach(0), call(1, pinned=WorkerId(0, 0))
-    running.retries = running.parcel.retries = retries
+    running.retries = retries
     stage.enter([running])
     if comes == "noticed":
         stage.scheduler.retire([0], comes_back=True)

@@ -10,7 +10,7 @@ from skyward.errors import PoolStateError
 from skyward.events import Progress, SkywardEvent
 from skyward.scheduling.calls import CallBatch, CallTable, LiveCall, RawOutcome, RemoteFuture, WorkCount
 from skyward.scheduling.dispatch import Action, Dispatch, GiveUp, WorkerId
-from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
+from skyward.shipping.parcels import PackedFunction, Wrapped
 from skyward.wire.messages import Payload
 
 FIRST, SECOND = WorkerId(0, 0), WorkerId(0, 1)
@@ -31,13 +31,12 @@ class Stage:
 
     def calls(self, count: int, label: str = "train", sink: Any = None, **shape: Any) -> list[LiveCall]:
         calls: list[LiveCall] = []
-        batch = sink or CallBatch(count)
+        batch = sink or CallBatch(range(count))
         for index in range(count):
             self.serial += 1
-            parcel = Parcel(label=label, function=FUNCTION, retries=3, **shape)
-            calls.append(
-                LiveCall(id=self.serial, kind=label, parcel=parcel, sink=batch, index=index, work=batch.work, retries=0)
-            )
+            shape |= {"index": index, "work": batch.work, "retries": 0}
+            calls.append(LiveCall(id=self.serial, kind=label, label=label, function=FUNCTION, **shape))
+            calls[-1].sink = batch
         self.table.add(calls, self.now)
         self.act(self.dispatch.submit(calls, self.now))
         return calls
@@ -158,7 +157,7 @@ def test_two_batches_of_one_function_have_two_labels_and_a_mixed_one_has_a_plain
     stage = Stage()
     stage.calls(1)
     stage.calls(1)
-    mixed = CallBatch(2)
+    mixed = CallBatch(range(2))
     stage.calls(1, sink=mixed)
     stage.calls(1, label="test", sink=mixed)
     assert [event.label for event in stage.look() if isinstance(event, Progress)] == ["train", "train (2)", "calls"]
@@ -166,13 +165,16 @@ def test_two_batches_of_one_function_have_two_labels_and_a_mixed_one_has_a_plain
 
 def test_a_front_end_publishes_its_own_progress_and_gets_the_number_of_running_calls() -> None:
     stage = Stage()
-    stage.calls(3, sink=RemoteFuture(drop=print, run_callback=print), label="fit (8 tasks)", work="fit")
+    stage.calls(3, sink=RemoteFuture(drop=print, run_callback=print), label="fit (8 tasks)", work_label="fit")
     assert stage.look() == []
-    complete = stage.table.completed
-    assert complete(Progress("fit", 8, 24)) == Progress("fit", 8, 24, running=2)
-    assert complete(Progress("fit", 23, 24)) == Progress("fit", 23, 24, running=1)
-    assert complete(Progress("fit", 8)) == Progress("fit", 8, running=2)
-    assert complete(Progress("fit", 24, 24)) == Progress("fit", 24, 24)
+    for event in (Progress("fit", 8, 24), Progress("fit", 23, 24), Progress("fit", 8), Progress("fit", 24, 24)):
+        stage.table.report(event)
+    assert stage.told == [
+        Progress("fit", 8, 24, running=2),
+        Progress("fit", 23, 24, running=1),
+        Progress("fit", 8, running=2),
+        Progress("fit", 24, 24),
+    ]
 
 
 def test_submitted_calls_that_are_over_leave_nothing_and_the_next_ones_count_anew() -> None:

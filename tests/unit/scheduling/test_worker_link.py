@@ -8,7 +8,7 @@ from typing import Any
 from skyward.scheduling.calls import LiveCall
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
-from skyward.shipping.parcels import PackedFunction, Parcel, Wrapped
+from skyward.shipping.parcels import PackedFunction, Wrapped
 from skyward.shipping.sources import SourceSet
 from skyward.wire.messages import ModuleSource, Payload, StoreSources, ToWorker
 
@@ -39,10 +39,8 @@ async def test_sources_of_many_projects_are_sent_in_items_that_a_message_can_car
     sources = SourceSet(sources=tuple(map(source, names)))
     function = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")), sources=sources)
     link = FarSide()
-    sink: Any = None
     for number in (1, 2):
-        parcel = Parcel(label="f", function=function, data=b"x", retries=3)
-        link.send_calls([LiveCall(id=number, kind="f", parcel=parcel, sink=sink)])
+        link.send_calls([LiveCall(id=number, kind="f", label="f", function=function, data=b"x")])
     items = [item for item in link.pushed if isinstance(item, StoreSources)]
     assert [each.name for item in items for each in item.sources] == names
     assert max(item.nbytes for item in items) < 16 * MIB

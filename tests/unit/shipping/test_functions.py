@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.shipping.parcels import FunctionCache, PackedFunction, Wrapped, wrap
+from skyward.scheduling.calls import pack_calls
+from skyward.shipping.parcels import FunctionCache, PackedFunction
 from skyward.shipping.pickling import unpack
 from skyward.submission import ArgumentMemo, Invocation
-from skyward.wire.messages import Payload
 
 SOURCE = """
 import math
@@ -51,8 +51,7 @@ def send() -> Callable[[Callable[..., Any]], PackedFunction]:
     cache = FunctionCache()
 
     def sent(fn: Callable[..., Any]) -> PackedFunction:
-        (parcel,) = wrap([Invocation(fn=fn)], ArgumentMemo(), cache)
-        return parcel.function
+        return cache.packed(fn, ArgumentMemo())
 
     return sent
 
@@ -123,8 +122,8 @@ def test_compute_functions_are_kept_too(module: dict[str, Any], send: Any) -> No
 def test_a_function_keeps_its_own_name_whatever_its_calls_are_called() -> None:
     cache = FunctionCache()
     for label in ("first", "second"):
-        (parcel,) = wrap([Invocation(fn=statistics.mean, label=label)], ArgumentMemo(), cache)
-        assert (parcel.label, parcel.function.label) == (label, "mean")
+        (call,) = pack_calls([Invocation(fn=statistics.mean, label=label)], ArgumentMemo(), cache)
+        assert (call.label, call.function.label) == (label, "mean")
 
 
 def test_a_bound_builtin_is_looked_into(send: Any) -> None:
@@ -165,11 +164,10 @@ def test_a_default_that_becomes_a_keywords_is_a_change(send: Any) -> None:
 
 def test_functions_of_many_threads_are_kept_and_dropped_without_an_error() -> None:
     cache = FunctionCache()
-    packed = PackedFunction(id="", label="", wrapped=Wrapped(payload=Payload()))
 
     def keep(_: int) -> None:
         for _ in range(1000):
-            cache.packed(eval("lambda: 1"), lambda: packed)
+            cache.packed(eval("lambda: 1"), ArgumentMemo())
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

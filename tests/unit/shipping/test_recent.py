@@ -15,7 +15,7 @@ from skyward.scheduling.calls import LiveCall
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
 from skyward.shipping.blobs import Blob, NodeBlobs
-from skyward.shipping.parcels import PackedFunction, Parcel, Recent, Wrapped
+from skyward.shipping.parcels import PackedFunction, Recent, Wrapped
 from skyward.wire.messages import ForgetFunctions, Payload, RunCalls, SetLevels, StoreFunction, ToWorker
 
 MIB = 1 << 20
@@ -69,9 +69,7 @@ def function(name: str, nbytes: int) -> PackedFunction:
 
 
 def call(number: int, of: PackedFunction) -> LiveCall:
-    sink: Any = None
-    parcel = Parcel(label=of.label, function=of, data=b"x", retries=3)
-    return LiveCall(id=number, kind=of.id, parcel=parcel, sink=sink)
+    return LiveCall(id=number, kind=of.id, label=of.label, function=of, data=b"x")
 
 
 async def test_a_worker_keeps_a_bounded_number_of_functions_and_gets_one_again_that_it_was_made_to_forget() -> None:
