@@ -31,16 +31,14 @@ def pool() -> Iterator[sky.ComputePool]:
 
 def node_of(pool: sky.ComputePool) -> NodeHandle:
     assert pool._running is not None
-    assert pool._running._scheduler is not None
-    (link,) = pool._running._scheduler.links.values()
+    (link,) = pool._running.scheduler.links.values()
     return link.node.handle
 
 
 def cut(pool: sky.ComputePool) -> None:
     """Reset the lane's connection."""
     assert pool._running is not None
-    assert pool._running._scheduler is not None
-    (link,) = pool._running._scheduler.links.values()
+    (link,) = pool._running.scheduler.links.values()
     pool._running._loop.loop.call_soon_threadsafe(link.cut)
 
 

@@ -20,8 +20,7 @@ def pool() -> Iterator[sky.ComputePool]:
 
 def lanes_of(pool: sky.ComputePool) -> list[WorkerLink]:
     assert pool._running is not None
-    assert pool._running._scheduler is not None
-    return list(pool._running._scheduler.links.values())
+    return list(pool._running.scheduler.links.values())
 
 
 def cut(pool: sky.ComputePool) -> None:

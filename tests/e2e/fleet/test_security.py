@@ -102,8 +102,7 @@ def pool(own_sockets: set[tuple[object, ...]]) -> Iterator[sky.ComputePool]:
 
 def fleet_of(pool: sky.ComputePool) -> Fleet:
     assert pool._running is not None
-    assert pool._running._fleet is not None
-    return pool._running._fleet
+    return pool._running.fleet
 
 
 @pytest.fixture(scope="module")
