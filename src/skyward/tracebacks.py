@@ -75,28 +75,22 @@ def hide_frames(error: BaseException) -> None:
 
 def without_frames(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function, with the hidden frames taken out of explained exceptions that it raises."""
-
-    @wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            if is_explained(error):
-                hide_frames(error)
-            raise
-
-    return called
+    return _hiding(function, is_explained)
 
 
 def from_callers_line(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function, whose errors tell the caller what to write instead: their tracebacks end in its line."""
+    return _hiding(function, lambda _: True)
 
+
+def _hiding(function: Callable[P, T], is_hidden: Callable[[BaseException], bool]) -> Callable[P, T]:
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            hide_frames(error)
+            if is_hidden(error):
+                hide_frames(error)
             raise
 
     return called

@@ -16,7 +16,7 @@ from distributed import Scheduler, SchedulerPlugin
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
-from skyward.wire.control import WorkProgress
+from skyward.events import Progress
 
 log = logging.getLogger("skyward.dask")
 
@@ -81,11 +81,11 @@ class _Work:
         self.label = label
         self.counts = [0, 0, 0, 0]
         self.looks = 0
-        self.reported: WorkProgress | None = None
+        self.reported: Progress | None = None
 
-    def report(self, running: int) -> WorkProgress:
+    def report(self, running: int) -> Progress:
         left, done, failed, cancelled = self.counts
-        return WorkProgress(
+        return Progress(
             label=self.label,
             done=done,
             total=sum(self.counts),
@@ -123,7 +123,7 @@ class TaskCounts:
             work.counts[after] += 1
             self._tasks[key] = work, after
 
-    def look(self, running: Callable[[], Iterable[Any]]) -> Iterator[WorkProgress]:
+    def look(self, running: Callable[[], Iterable[Any]]) -> Iterator[Progress]:
         """Yield the progress of work that has taken a while, has begun and has changed; drop work that is over.
 
         Args:
@@ -137,7 +137,7 @@ class TaskCounts:
             if over:
                 del self._works[work.label]
             if work.reported is None:  # at the second look, so that work of an instant is not shown
-                due = work.looks > 1 and not over and (report.running or work.counts[_LEFT] < report.total)
+                due = work.looks > 1 and not over and (report.running or work.counts[_LEFT] < sum(work.counts))
             else:  # what runs is shown once a second, so that displays show its age
                 due = report != work.reported or (report.running and work.looks % 2)
             if due:
@@ -150,7 +150,7 @@ class TaskCounts:
         return self._works.setdefault(label, _Work(label))
 
 
-def report_tasks(scheduler: Scheduler, report: Callable[[WorkProgress], None]) -> None:
+def report_tasks(scheduler: Scheduler, report: Callable[[Progress], None]) -> None:
     """Pass on the progress of the scheduler's tasks from now on."""
     scheduler.add_plugin(_Watching(scheduler, report), name="skyward-tasks")
 
@@ -158,7 +158,7 @@ def report_tasks(scheduler: Scheduler, report: Callable[[WorkProgress], None]) -
 class _Watching(_TaskWatch):
     every_s = 0.5
 
-    def __init__(self, scheduler: Scheduler, report: Callable[[WorkProgress], None]) -> None:
+    def __init__(self, scheduler: Scheduler, report: Callable[[Progress], None]) -> None:
         super().__init__(scheduler)
         self._report = report
         self._counts = TaskCounts()

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
+from skyward.events import Progress
 from skyward.node.services import ServiceProgram, WorkerHost
-from skyward.wire.control import ServiceRunning, WorkProgress
+from skyward.wire.control import ServiceRunning
 
 __all__ = ["FOLDER", "MODULE", "NAME", "guests_at", "join", "run_task", "serve"]
 
@@ -47,7 +48,7 @@ async def serve(program: ServiceProgram) -> None:
     _, port = _split(program.plan.ready.service)
     async with await asyncio.start_server(converse, program.plan.config.binds_to, port) as server:
         program.report(ServiceRunning(name=NAME, address=program.plan.ready.service))
-        program.report(WorkProgress(label="serving", done=0, total=1))
+        program.report(Progress(label="serving", done=0, total=1))
         await server.serve_forever()
 
 

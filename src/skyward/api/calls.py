@@ -45,11 +45,11 @@ from skyward.api.slips import (
     no_attribute,
     no_pool,
     not_pending,
+    outline,
     refused_argument,
     refuses_uses,
     refuses_uses_of_batch,
     refuses_uses_of_function,
-    short_call,
     unsent_result,
     warn_unsent,
 )
@@ -197,7 +197,7 @@ class PendingCompute(Unsent, Generic[R]):
         return _unpickled, (packed.data, [bytes(buffer) for buffer in packed.buffers])
 
     def __repr__(self) -> str:
-        return f"<pending call {short_call(self.label, self.args, self.kwargs)}: not sent, write ... >> pool>"
+        return f"<pending call {outline(self.label, self.args, self.kwargs)}: not sent, write ... >> pool>"
 
     def __del__(self) -> None:
         try:

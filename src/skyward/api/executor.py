@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import reprlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
 from skyward.api.calls import ComputeFunction, PendingCompute, invocation_of
+from skyward.api.slips import LONGEST_OUTLINE, outline
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.scheduling.calls import CallBatch
 from skyward.shipping.pickling import add_note
@@ -203,50 +203,6 @@ def _run_chunk(fn: Callable[..., T], items: list[tuple[Any, ...]]) -> list[T]:
     return [fn(*item) for item in items]
 
 
-_LONGEST: Final = 200
-_SHORT_TEXT: Final = 40
-
-
-class _Outline(reprlib.Repr):
-    """Representation of bounded length and cost: arrays by their shape, large bytes by their length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxother, self.maxstring = 3, _SHORT_TEXT, _SHORT_TEXT
-        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 4
-
-    def repr1(self, x: Any, level: int) -> str:
-        """Return the outline of ``x``; its type where it has no representation."""
-        kind = type(x).__name__
-        try:
-            if isinstance(x, type):
-                return x.__name__
-            if isinstance(x, bytes | bytearray) and len(x) > _SHORT_TEXT:
-                return f"<{kind}, {len(x):,} bytes>"
-            shape: Any = getattr(x, "shape", None)
-            if isinstance(shape, tuple):
-                return f"<{kind} {super().repr1(shape, level)}>"
-            return super().repr1(x, level)
-        except (Exception, SystemExit):  # a class of the user's may raise anything
-            return f"<{kind}>"
-
-    def repr_int(self, x: int, level: int) -> str:
-        """Raise ValueError for more digits than Python shows: reprlib of 3.14 returns a text with an address."""
-        str(x)
-        return super().repr_int(x, level)
-
-
-_OUTLINE: Final = _Outline()
-
-
-def outline(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return a call as text in one line of at most 200 characters: ``train(3, lr=0.1)``. Never raises."""
-    given = [_OUTLINE.repr(value) for value in args]
-    given += [f"{key}={_OUTLINE.repr(value)}" for key, value in kwargs.items()]
-    text = harmless(f"{name}({', '.join(given)})")
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]}…)"
-
-
 class _Elided:
     """Stand-in for an argument that is not kept."""
 
@@ -263,7 +219,7 @@ def kept(args: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def _is_small(value: object) -> bool:
-    return isinstance(value, int | float | complex | None) or (isinstance(value, str) and len(value) <= _LONGEST)
+    return isinstance(value, int | float | complex | None) or (isinstance(value, str) and len(value) <= LONGEST_OUTLINE)
 
 
 def _note_item(name: str, items: Sequence[tuple[Any, ...]], error: BaseException, index: int) -> None:

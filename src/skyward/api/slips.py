@@ -8,18 +8,19 @@ import reprlib
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
 from itertools import islice
 from types import CodeType, GeneratorType
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
 from skyward.request.checks import refuse_unknown
 from skyward.submission import OPERATIONS, refuse_operations
 from skyward.tracebacks import from_callers_line, hide_frames, is_explained
+from skyward.wire.terminal import harmless
 
 CallSite = tuple[CodeType, int]
 """Code that made a call, and the offset of the instruction."""
@@ -54,10 +55,6 @@ _BATCH_RUNS_ONCE = (
     "f(1) @ pool"
 )
 
-_short = reprlib.Repr()
-_short.maxother = _short.maxstring = 24
-_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = 3
-_SHOWN_ARGUMENTS = 4
 _warned: set[tuple[str, str, int]] = set()
 
 
@@ -264,13 +261,49 @@ def no_attribute(label: str, kind: str, name: str) -> AttributeError:
     )
 
 
-def short_call(label: str, args: Iterable[object], kwargs: dict[str, Any]) -> str:
-    """Return a call as one would write it, with short arguments: ``train(3, [1, 2, 3, ...], rate=0.1)``."""
-    words = [_short.repr(value) for value in args]
-    words += [f"{name}={_short.repr(value)}" for name, value in kwargs.items()]
-    if len(words) > _SHOWN_ARGUMENTS:
-        words = [*words[:_SHOWN_ARGUMENTS], "..."]
-    return f"{label}({', '.join(words)})"
+LONGEST_OUTLINE: Final = 200
+"""Length of the longest outline of a call, in characters."""
+_SHORT_TEXT: Final = 40
+
+
+class _Outline(reprlib.Repr):
+    """Representation of bounded length and cost: arrays by their shape, large bytes by their length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxother, self.maxstring = 3, _SHORT_TEXT, _SHORT_TEXT
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 4
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Return the outline of ``x``; its type where it has no representation."""
+        kind = type(x).__name__
+        try:
+            if isinstance(x, type):
+                return x.__name__
+            if isinstance(x, bytes | bytearray) and len(x) > _SHORT_TEXT:
+                return f"<{kind}, {len(x):,} bytes>"
+            shape: Any = getattr(x, "shape", None)
+            if isinstance(shape, tuple):
+                return f"<{kind} {super().repr1(shape, level)}>"
+            return super().repr1(x, level)
+        except (Exception, SystemExit):  # a class of the user's may raise anything
+            return f"<{kind}>"
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Raise ValueError for more digits than Python shows: reprlib of 3.14 returns a text with an address."""
+        str(x)
+        return super().repr_int(x, level)
+
+
+_OUTLINE: Final = _Outline()
+
+
+def outline(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a call as text in one line of at most 200 characters: ``train(3, lr=0.1)``. Never raises."""
+    given = [_OUTLINE.repr(value) for value in args]
+    given += [f"{key}={_OUTLINE.repr(value)}" for key, value in kwargs.items()]
+    text = harmless(f"{name}({', '.join(given)})")
+    return text if len(text) <= LONGEST_OUTLINE else f"{text[: LONGEST_OUTLINE - 2]}…)"
 
 
 def warn_unsent(label: str, site: CallSite) -> None:

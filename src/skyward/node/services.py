@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
+from skyward.events import Progress
 from skyward.node.plan import NodePlan
-from skyward.wire.control import ServiceRunning, WorkProgress
+from skyward.wire.control import ServiceRunning
 from skyward.wire.frames import TlsIdentity
 
 RunTask = Callable[[Callable[[], str], Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
@@ -29,7 +30,7 @@ class ServiceProgram:
     """
 
     plan: NodePlan = field(repr=False)
-    report: Callable[[ServiceRunning | WorkProgress], None]
+    report: Callable[[ServiceRunning | Progress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

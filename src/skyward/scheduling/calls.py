@@ -126,18 +126,14 @@ class CallBatch:
 
     def __init__(self, calls: Sequence[Any] = ()) -> None:
         self.work: WorkCount | None = WorkCount()
+        self.calls, self.remaining = calls, len(calls)
         self.failed: int | None = None
-        self.expect(calls)
+        self._over = False
+        self._outcomes: dict[int, RawOutcome] = {}
         self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much to set and wait for
 
     def __len__(self) -> int:
-        return len(self._outcomes)
-
-    def expect(self, calls: Sequence[Any]) -> None:
-        """Set the calls, before the first is queued."""
-        self.calls = calls
-        self.remaining, self._over = len(calls), not calls
-        self._outcomes: list[RawOutcome | None] = [None] * len(calls)
+        return len(self.calls)
 
     def deliver(self, index: int, raw: RawOutcome) -> None:
         """Store the outcome of call number ``index``. On the event loop."""
@@ -151,23 +147,19 @@ class CallBatch:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all calls are over or one has failed; return True if so. May return early."""
-        if not self._over:
+        if self.remaining and not self._over:
             with suppress(Empty):
                 self._signals.get(timeout=timeout_s)
-        return self._over
+        return self._over or not self.remaining
 
     def rearm(self) -> None:
         """Reset the wait after a failure, so that :meth:`wait` covers the other calls."""
         self._over = False
-        if not self.remaining:  # the last call may have ended in between, without a signal
-            self._over = True
 
     def result(self, index: int) -> Any:
         """Return the result of a finished call, once, or raise its exception."""
         # Dropped here, so that the pickle and the rebuilt result are not both kept until the whole batch is read.
-        raw, self._outcomes[index] = self._outcomes[index], None
-        assert raw is not None, f"call {index} is not over, or its result was taken before"
-        return raw.value()
+        return self._outcomes.pop(index).value()
 
 
 class _Failed(Exception):

@@ -251,7 +251,7 @@ class Scheduler:
         if callbacks:
             callbacks = tuple(callback for callback in callbacks if callback not in self._subscribed)
         if batch is not None:
-            batch.expect(calls)
+            batch.calls, batch.remaining = calls, len(calls)
         futures: list[RemoteFuture] = []
         for index, call in enumerate(calls):
             if batch is None:
@@ -304,7 +304,7 @@ class Scheduler:
         return next(link.node.call_ports) if link is not None else random.randrange(*_UNASSIGNED_PORTS)
 
     def _drop(self, call: LiveCall) -> None:
-        self._on_loop(partial(self._drop_waiting, call))
+        self.cancel([call], kill=False)
 
     def _on_loop(self, work: Callable[[], None]) -> None:
         with self._entrance:
@@ -364,11 +364,6 @@ class Scheduler:
             self._complete(call, RawOutcome(error=error or CancelledError("the call was cancelled")))
         self._perform(actions)
 
-    def _drop_waiting(self, call: LiveCall) -> None:
-        """Remove a call whose future was cancelled while it waited."""
-        self._perform(self._dispatch.cancel([call.id], kill=False))
-        self._complete(call, RawOutcome(error=CancelledError()))
-
     def _complete(self, call: LiveCall, raw: RawOutcome) -> None:
         """Complete a call; if it has failed, the other calls of its gang fail with it and are ended.
 
@@ -387,7 +382,7 @@ class Scheduler:
         """Complete a call of a gang, after waiting for ranks that have not raised and whose link is down."""
         silent = [member for member in gang.calls if member.id not in gang.raised]
         # A rank without a link may be lost, which its supervisor reports, or still has an error on the way.
-        doubtful = any(not link.linked or link.exit_reason for link, _ in self._held(silent))
+        doubtful = any(not link.linked or link.exit_report for link, _ in self._held(silent))
         if doubtful and not gang.failed and self._loop.time() < until:
             self._loop.call_later(_ECHO_S, self._settle, call, gang, raw, until)
         else:
@@ -464,7 +459,7 @@ class Scheduler:
                 continue  # taken away by an action that an earlier call of this batch led to
             if isinstance(call.sink, RemoteFuture) and not call.sink.begin():
                 link.unsent.add(call.id)  # so that the cancellation is settled here, without a message
-                self._drop_waiting(call)
+                self.end_calls([call], kill=False)
                 continue
             if call.trace is not None:
                 call.trace.sent(link.id)
@@ -640,7 +635,7 @@ class Scheduler:
             if (hopeless := link.start_failed(report.reason, report.last_words)) is not None:
                 self._give_up(link, hopeless)
             return
-        link.exit_report, link.exit_reason = report, report.reason
+        link.exit_report = report
         link.exited.set()
         if link.linked:  # results may still arrive; but a forked child may hold the link open for ever
             self._loop.call_later(_EXIT_PATIENCE_S, link.drop_link, report.incarnation)
@@ -699,7 +694,8 @@ class Scheduler:
         for line in self._crashes.once(link.last_lines()):
             self._bus.publish(line)
         preempted = link.was_killed and link.id.node in self._leaving
-        reason = f"{link.exit_reason or 'its process is gone'}{', as its machine is preempted' if preempted else ''}"
+        reason = link.exit_report.reason if link.exit_report is not None else "its process is gone"
+        reason += ", as its machine is preempted" if preempted else ""
         why_ended = link.why_ended(self._dispatch.call)
         self._move_calls(link, f"{why_ended} ({reason})" if why_ended else reason, why_ended, preempted=preempted)
 
@@ -754,7 +750,7 @@ class Scheduler:
     def lane_linked(self, link: WorkerLink, *, linked: bool) -> None:
         """See :class:`~skyward.scheduling.worker_link.LinkOwner`."""
         link.linked = linked
-        if not linked and link.exit_reason and self._is_current(link):
+        if not linked and link.exit_report and self._is_current(link):
             self._lose_reported(link)
 
     async def lane_lost(self, link: WorkerLink) -> None:

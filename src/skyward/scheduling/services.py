@@ -8,15 +8,15 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Protocol
 
 from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.events import Progress, SkywardEvent
+from skyward.fleet.fleet import Fleet
 from skyward.fleet.node_handle import NodeHandle
 from skyward.fleet.topology import HEAD, service_out_of_reach
 from skyward.submission import NodeService, ServiceAccess, worker_names
-from skyward.wire.control import ServiceExit, ServiceRunning, WorkProgress
+from skyward.wire.control import ServiceExit, ServiceRunning
 from skyward.wire.frames import TlsIdentity
 
 _START_S = 120.0
@@ -24,26 +24,6 @@ _FAILED_STARTS = 3
 _JOIN_S = 30.0  # a worker that is restarting joins later
 _DRAIN_S = 300.0  # the service moves the node's data meanwhile; after this it is computed again instead
 _logger = logging.getLogger("skyward")
-
-
-class ServedNodes(Protocol):
-    """What services need of a fleet."""
-
-    def started_nodes(self) -> Sequence[NodeHandle]:
-        """Return the nodes whose supervisor runs."""
-        ...
-
-    def head(self) -> NodeHandle:
-        """Return the head node.
-
-        Raises:
-            PoolStateError: it is being replaced, or was given up.
-        """
-        ...
-
-    def separation(self) -> str:
-        """Return which nodes do not reach each other; empty if all do."""
-        ...
 
 
 class Services:
@@ -58,7 +38,7 @@ class Services:
 
     def __init__(
         self,
-        nodes: ServedNodes,
+        nodes: Fleet,
         *,
         tls: TlsIdentity,
         publish: Callable[[SkywardEvent], None],
@@ -155,13 +135,12 @@ class Services:
     def handle(self, node: NodeHandle, message: object) -> None:
         """Note what a node says about services; ignore other messages."""
         match message:
-            case WorkProgress():
+            case Progress():
                 self._works_of = node.instance.id
-                event = message.to_event()
-                self._works.pop(event.label, None)
-                if not event.over:
-                    self._works[event.label] = event
-                self._publish(event)
+                self._works.pop(message.label, None)
+                if not message.over:
+                    self._works[message.label] = message
+                self._publish(message)
             case ServiceRunning():
                 self._running[message.name] = message.address
                 self._exits.pop(message.name, None)

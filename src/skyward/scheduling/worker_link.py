@@ -162,7 +162,6 @@ class WorkerLink:
         ready: done when the worker has answered for the first time; fails when it cannot start.
         linked: True while the worker is connected.
         alive: False once the process that holds the link's calls is reported or found to be gone.
-        exit_reason: the supervisor's reason for the end of the process; empty before its report.
         ended_for: reason for ending the process on purpose; empty otherwise.
         ended_with: ids of the cancelled calls to end it with; once all of them are over, it lives on.
         unsent: ids of calls assigned to the worker whose blobs are still on their way to its node.
@@ -183,7 +182,6 @@ class WorkerLink:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.linked = False
         self.alive = False
-        self.exit_reason = ""
         self.ended_for = ""
         self.ended_with: set[int] = set()
         self.unsent: set[int] = set()
@@ -327,7 +325,7 @@ class WorkerLink:
 
     def reset(self) -> None:
         """Reset the state for a new process that has answered."""
-        self.alive, self.exit_reason, self.ended_for, self._failed_starts = True, "", "", 0
+        self.alive, self.ended_for, self._failed_starts = True, "", 0
         self.log_end, self.exit_report = 0, None
         self.exited.clear()
         self.ended_with.clear()
@@ -413,7 +411,8 @@ class WorkerLink:
                 if run is not None:
                     self.push(run)
                     run, ids, pickles = None, [], []
-                self._introduce(function)
+                if function.sources is not None or not self.functions.get(function.id):
+                    self._introduce(function)
                 if plain:
                     run = RunCalls(function.id, position, final, ids, pickles)
             if call.sources is not None:

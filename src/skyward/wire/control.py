@@ -222,22 +222,6 @@ class NodeMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkProgress:
-    """Node to client: progress of a service's work with a label; see :class:`skyward.events.Progress`."""
-
-    label: str
-    done: int
-    total: int
-    failed: int = 0
-    running: int = 0
-    cancelled: int = 0
-
-    def to_event(self) -> Progress:
-        """Return the event for the user."""
-        return Progress(self.label, self.done, self.total, self.failed, self.running, self.cancelled)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutWarning:
     """Node to client: the node's hard ``timeout`` is near."""
 
@@ -297,7 +281,7 @@ Report: TypeAlias = (
     | ServiceRunning
     | ServiceExit
     | NodeMetrics
-    | WorkProgress
+    | Progress
     | TimeoutWarning
     | VolumeTrouble
     | SupervisorTrouble
@@ -305,7 +289,7 @@ Report: TypeAlias = (
     | PreemptionLikely
     | Ending
 )
-"""Messages from a node."""
+"""Messages from a node; an event of progress is that of a service's work."""
 Message: TypeAlias = Command | Report
 
 # Without a version: a node runs the very files of its client's Skyward.

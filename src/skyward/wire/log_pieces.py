@@ -271,12 +271,3 @@ class Reassembler:
             return None
         del self._started[source]
         return replace(piece, text="".join(parts))
-
-    def finish(self, timestamp: float) -> list[LogPiece]:
-        """Return lines cut by the loss of their worker, stamped with ``timestamp``."""
-        cut, self._started = self._started, defaultdict(list)
-        return [
-            LogPiece(text="".join(parts), stream=stream, timestamp=timestamp, writer=writer)
-            for (stream, writer), parts in cut.items()
-            if parts
-        ]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyward.api.executor import PoolExecutor, kept, note_call, outline
+from skyward.api.executor import PoolExecutor, kept, note_call
+from skyward.api.slips import outline
 from skyward.testing.in_process import InProcessSubmitter
 
 

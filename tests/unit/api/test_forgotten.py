@@ -140,7 +140,7 @@ def test_a_wrong_option_of_a_pool_is_answered_with_the_right_one(make: Callable[
 def test_pools_and_calls_have_short_texts() -> None:
     assert repr(ComputePool(provider=Local(), nodes=2)) == "<ComputePool of 2 nodes of local: not open>"
     text = repr(train(list(range(1000)), rate=0.5))
-    assert text == "<pending call train([0, 1, 2, ...], rate=0.5): not sent, write ... >> pool>"
+    assert text == "<pending call train([0, 1, 2, 3, ...], rate=0.5): not sent, write ... >> pool>"
     assert len(repr(train("x" * 10_000, seed=3))) < 100
 
 

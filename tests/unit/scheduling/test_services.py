@@ -14,7 +14,7 @@ from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Progress, SkywardEvent
 from skyward.scheduling.certificates import issue
 from skyward.scheduling.services import Services
-from skyward.wire.control import ServiceExit, ServiceRunning, WorkProgress
+from skyward.wire.control import ServiceExit, ServiceRunning
 
 PACKAGES = {"cloudpickle": version("cloudpickle")}
 
@@ -143,10 +143,10 @@ def test_a_service_that_ends_takes_its_work_along(nodes: Nodes, events: list[Sky
     services, (first, second) = services_on(nodes, events), nodes.nodes
 
     services.handle(first, ServiceRunning(name="dask", address=""))
-    services.handle(first, WorkProgress(label="inc", done=1, total=5, running=2))
+    services.handle(first, Progress(label="inc", done=1, total=5, running=2))
     services.handle(first, ServiceRunning(name="dask", address=""))  # after a loss of the connection
     services.handle(first, ServiceExit(name="dask", reason=""))
-    services.handle(first, WorkProgress(label="dec", done=1, total=2, failed=0, running=1))
+    services.handle(first, Progress(label="dec", done=1, total=2, failed=0, running=1))
     services.handle(second, ServiceRunning(name="dask", address=""))
     services.handle(second, ServiceRunning(name="dask", address=""))
 

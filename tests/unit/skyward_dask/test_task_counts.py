@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.wire.control import WorkProgress
+from skyward.events import Progress
 from skyward_dask.tasks import TaskCounts
 
 
@@ -19,13 +19,12 @@ class Tasks:
         for key in keys:
             self.counts.move(key, state)
 
-    def look(self) -> list[WorkProgress]:
+    def look(self) -> list[Progress]:
         return list(self.counts.look(lambda: self.running))
 
     def shown(self) -> list[tuple[str, int, int, int, int, int | None]]:
         """Return label, done, failed, cancelled, running and total of each report."""
-        events = [report.to_event() for report in self.look()]
-        return [(each.label, each.done, each.failed, each.cancelled, each.running, each.total) for each in events]
+        return [(each.label, each.done, each.failed, each.cancelled, each.running, each.total) for each in self.look()]
 
 
 @pytest.fixture

@@ -426,14 +426,6 @@ class TestLongLines:
         assert error == LogPiece(text="err", stream="stderr", timestamp=2.0)
         assert whole == LogPiece(text="output", stream="stdout", timestamp=3.0)
 
-    def test_whose_end_never_comes_are_given_out_once(self) -> None:
-        receiver = Reassembler()
-        receiver.add(LogPiece(text="cut ", partial=True, timestamp=1.0))
-        receiver.add(LogPiece(text="off", partial=True, timestamp=1.0))
-
-        assert receiver.finish(9.0) == [LogPiece(text="cut off", timestamp=9.0)]
-        assert receiver.finish(9.0) == []
-
 
 class Deliveries:
     """What a worker would send: (call, stream, text), in order."""

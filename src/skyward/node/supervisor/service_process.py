@@ -12,11 +12,12 @@ from collections.abc import Callable
 from io import BufferedReader
 from typing import TextIO, cast
 
+from skyward.events import Progress
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, exit_reason, name_process
 from skyward.node.services import Service, ServiceProgram
 from skyward.node.supervisor.zygote import Zygote, keep_process
-from skyward.wire.control import Report, RunService, ServiceRunning, WorkProgress, to_frame
+from skyward.wire.control import Report, RunService, ServiceRunning, to_frame
 
 
 class ServiceProcess:
@@ -34,7 +35,7 @@ class ServiceProcess:
         plan: NodePlan,
         *,
         zygote: Zygote,
-        on_report: Callable[[ServiceRunning | WorkProgress], None],
+        on_report: Callable[[ServiceRunning | Progress], None],
         on_exit: Callable[[str, str], None],
     ) -> None:
         self._plan = plan
@@ -59,7 +60,7 @@ class ServiceProcess:
         async with self._zygote.fork(__name__) as fork:
             fork.send((self._plan, order))
             async for report in fork.reports():
-                self._on_report(cast("ServiceRunning | WorkProgress", report))
+                self._on_report(cast("ServiceRunning | Progress", report))
             return exit_reason(fork.exit_code)
 
 

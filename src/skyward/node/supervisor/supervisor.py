@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep
+from skyward.events import Progress
 from skyward.machine.access import TAGS_FILE
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device
@@ -53,7 +54,6 @@ from skyward.wire.control import (
     TimeoutWarning,
     VolumeTrouble,
     WorkerRunning,
-    WorkProgress,
 )
 from skyward.wire.node_config import NodeConfig, NodeReady
 
@@ -285,7 +285,7 @@ class Supervisor:
         self._came_up = self._came_up or isinstance(report, WorkerRunning)
         self._server.broadcast(report)
 
-    def _on_service_report(self, report: ServiceRunning | WorkProgress) -> None:
+    def _on_service_report(self, report: ServiceRunning | Progress) -> None:
         if isinstance(report, ServiceRunning):
             self._service_running = report
             if self._service_order is not None:

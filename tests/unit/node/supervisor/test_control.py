@@ -10,7 +10,7 @@ import pytest
 
 from skyward.base.waiting import wait_until
 from skyward.errors import AuthenticationError, UnreachableError
-from skyward.events import GpuMetrics
+from skyward.events import GpuMetrics, Progress
 from skyward.fleet.control_client import ControlClient
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.scheduling.certificates import issue
@@ -37,7 +37,6 @@ from skyward.wire.control import (
     VolumeTrouble,
     WorkerExit,
     WorkerRunning,
-    WorkProgress,
     from_frame,
     to_frame,
 )
@@ -64,7 +63,7 @@ MESSAGES: list[Message] = [
         memory_total_mb=4.0,
         gpus=(GpuMetrics(0, "H100", 90.0, 1.0, 2.0), GpuMetrics(1, "H100", None, 1.0, 2.0)),
     ),
-    WorkProgress(label="inc", done=1, total=5, failed=1, running=2, cancelled=1),
+    Progress(label="inc", done=1, total=5, failed=1, running=2, cancelled=1),
     TimeoutWarning(seconds_left=3.5),
     VolumeTrouble(reason="no space left"),
     SupervisorTrouble(reason="the metrics failed and were started again"),
