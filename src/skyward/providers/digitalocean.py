@@ -500,7 +500,7 @@ _REGION = re.compile(r"[a-z]{3}\d{1,2}", re.ASCII)
 
 @explain_options
 @dataclass(frozen=True, kw_only=True)
-class DigitalOcean(RentedMachines):
+class DigitalOcean(RentedMachines[Droplets]):
     """Droplets of DigitalOcean, with and without GPUs, reached over SSH as root, billed by the second.
 
     The token is that of the environment, ``DIGITALOCEAN_TOKEN`` or ``DIGITALOCEAN_ACCESS_TOKEN``, else doctl's. A
@@ -532,16 +532,13 @@ class DigitalOcean(RentedMachines):
     """Least number of seconds between two looks, of two lists each: 250 calls a minute, 5,000 an hour are allowed."""
     address_url: ClassVar[str] = ADDRESS_URL
     """Web page that answers with the client's public address."""
-    _rest: RestClient = field(init=False, repr=False, compare=False)
-    _droplets: Droplets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_settings(self, token=secret, reaper_token=secret, endpoint_url=web_address)
         if not _REGION.fullmatch(text("region", self.region)):
             raise refusal("region", "a region's slug such as 'nyc1'", self.region)
         rest = open_api(self.region, self.token, self.endpoint_url, patience_s=self.patience_s)
-        object.__setattr__(self, "_rest", rest)
-        object.__setattr__(self, "_droplets", Droplets(rest, self.region))
+        self.use_api(Droplets(rest, self.region))
 
     @property
     def name(self) -> str:
@@ -555,13 +552,13 @@ class DigitalOcean(RentedMachines):
             ConfigurationError: the region does not exist, or has no such droplets; names those that have.
             AuthenticationError: there is no token, or it lacks a scope.
         """
-        return find_offers(await read_sizes(self._rest), request, self.region)
+        return find_offers(await read_sizes(self.api.rest), request, self.region)
 
     async def admit(self, pool_id: str) -> str:
         """Admit this machine's present address over SSH, in the pool's firewall, and no other."""
         client = await client_cidr(self.address_url)
         async with self.book.locks[pool_id]:
-            return client if await self._droplets.admit(pool_id, client) else ""
+            return client if await self.api.admit(pool_id, client) else ""
 
     async def secret(self, instance: Instance) -> MachineSecret | None:
         """Return the script by which a droplet deletes itself, with the reaper token; None without that."""
@@ -572,12 +569,7 @@ class DigitalOcean(RentedMachines):
 
     async def check(self) -> Sequence[Finding]:
         """Check the token and its scopes, the account's state and limit, and the region; creates nothing."""
-        return await check_account(self._rest, self.region)
-
-    @property
-    def api(self) -> Droplets:
-        """The API's calls that concern droplets."""
-        return self._droplets
+        return await check_account(self.api.rest, self.region)
 
     @property
     def ends_itself(self) -> bool:
@@ -587,8 +579,8 @@ class DigitalOcean(RentedMachines):
     async def prepare(self, order: LaunchOrder) -> None:
         """Create the pool's firewall, and register the user's key."""
         _, key = await asyncio.to_thread(user_key)
-        await self._droplets.ensure_firewall(order.pool_id, await client_cidr(self.address_url))
-        await self._droplets.ensure_key(key.public)
+        await self.api.ensure_firewall(order.pool_id, await client_cidr(self.address_url))
+        await self.api.ensure_key(key.public)
 
     async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
         """Create a droplet with a host key of its own, which powers itself off after the pool's ``timeout``."""
@@ -601,7 +593,7 @@ class DigitalOcean(RentedMachines):
             end=self._destruct(key).end if self.ends_itself else POWER_OFF,
         )
         ssh_key = fingerprint_of(user.public)
-        return await self._droplets.create(droplet_order(offer, key, order.pool_id, ssh_key=ssh_key, user_data=boot))
+        return await self.api.create(droplet_order(offer, key, order.pool_id, ssh_key=ssh_key, user_data=boot))
 
     def end_command(self, key: str) -> tuple[str, ...]:
         """Return the command by which a droplet deletes itself."""

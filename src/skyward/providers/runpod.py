@@ -391,7 +391,7 @@ _VOLUME_PATH: Final = "/workspace"
 
 @explain_options
 @dataclass(frozen=True, kw_only=True)
-class RunPod(RentedContainers):
+class RunPod(RentedContainers[PodAccount]):
     """Pods of RunPod, with and without GPUs, reached over SSH as root, billed by the second from a prepaid balance.
 
     The key is that of the environment, ``RUNPOD_API_KEY``, else the one in ``~/.runpod/config.toml``. Pods are islands.
@@ -449,18 +449,12 @@ class RunPod(RentedContainers):
             checked_image(self.image, disk="container_disk_gb", disk_gb=disk_gb, remedy=remedy)
         if not re.fullmatch(r"[\w-]{4,64}", self.network_volume or "none", re.ASCII):
             raise refusal("network_volume", "the id of a network volume, such as 'agv6w2qcg7'", self.network_volume)
-        account = PodAccount(self._url, self.api_key, patience_s=self.patience_s)
-        object.__setattr__(self, "_known", account)
+        self.use_api(PodAccount(self._url, self.api_key, patience_s=self.patience_s))
 
     @property
     def name(self) -> str:
         """``"runpod"``."""
         return "runpod"
-
-    @property
-    def api(self) -> PodAccount:
-        """The account."""
-        return cast("PodAccount", self.__dict__["_known"])
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """Return the pods that are in stock and satisfy the request, cheapest first.

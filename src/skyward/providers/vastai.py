@@ -675,7 +675,7 @@ _TRIES: Final = 8
 
 @explain_options
 @dataclass(frozen=True, kw_only=True)
-class VastAI(AskTerms, RentedContainers):
+class VastAI(AskTerms, RentedContainers[VastAccount]):
     """Containers on hosts of VastAI's marketplace, reached over SSH as root at a mapped port.
 
     The key is ``VAST_API_KEY`` of the environment, else that of VastAI's command line. Each node is an island. The
@@ -718,8 +718,7 @@ class VastAI(AskTerms, RentedContainers):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, api_key=secret, endpoint_url=web_address)
-        account = VastAccount(self.endpoint_url, self.api_key, self, patience_s=self.patience_s, pace=self.pace)
-        vars(self)["_api"] = account
+        self.use_api(VastAccount(self.endpoint_url, self.api_key, self, patience_s=self.patience_s, pace=self.pace))
 
     @property
     def name(self) -> str:
@@ -770,11 +769,6 @@ class VastAI(AskTerms, RentedContainers):
         except SkywardError as error:
             return [*found, failed("scopes" if found else "key", error, fix="see docs/providers/vastai.md")]
         return [*found, Finding(what="scopes", state="ok", found=f"{listed}; only a launch shows the others")]
-
-    @property
-    def api(self) -> VastAccount:
-        """The account."""
-        return cast("VastAccount", self.__dict__["_api"])
 
     async def _rent(self, ask: Ask, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
         actual = replace(offer, price_per_hour=ask.charged(spot=offer.spot))

@@ -433,7 +433,7 @@ class _AvailabilityPayload(VendorPayload):
 
 @explain_options
 @dataclass(frozen=True, kw_only=True)
-class Verda(RentedMachines):
+class Verda(RentedMachines[VerdaAccount]):
     """Machines of Verda, reached over SSH as root, billed from a prepaid balance.
 
     Credentials are those of the cloud API: ``VERDA_CLIENT_ID`` and ``VERDA_CLIENT_SECRET`` in the environment, else
@@ -473,7 +473,7 @@ class Verda(RentedMachines):
         check_settings(self, region=text, endpoint_url=web_address)
         if not re.fullmatch(r"[\w.-]+", self.region or "any", re.ASCII):
             raise refusal("region", "the code of a location such as 'FIN-03'", self.region)
-        object.__setattr__(self, "_known", VerdaAccount(self._url, patience_s=self.patience_s))
+        self.use_api(VerdaAccount(self._url, patience_s=self.patience_s))
 
     @property
     def name(self) -> str:
@@ -533,11 +533,6 @@ class Verda(RentedMachines):
         held = {code for codes in stock.values() for code, names in codes.items() if names}
         where, here = f"machines in {', '.join(sorted(held)) or 'no location'}", self.region in {None, *held}
         return [*found, Finding(what="availability", state="ok" if held and here else "warn", found=where)]
-
-    @property
-    def api(self) -> VerdaAccount:
-        """The account."""
-        return cast("VerdaAccount", self.__dict__["_known"])
 
     @property
     def _url(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Mapping,
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Final, Protocol, cast
+from typing import ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, TerminationError
@@ -386,7 +386,10 @@ class MachineApi(ABC):
         return
 
 
-class RentedMachines(Provider):
+A = TypeVar("A", bound=MachineApi)
+
+
+class RentedMachines(Provider, Generic[A]):
     """Base of providers of virtual machines without client tokens; a subclass is a frozen dataclass of its settings.
 
     The subclass implements ``offers`` and the methods that raise :class:`NotImplementedError` here. Machines have host
@@ -427,9 +430,13 @@ class RentedMachines(Provider):
         return False
 
     @property
-    def api(self) -> MachineApi:
+    def api(self) -> A:
         """The vendor's calls that concern machines."""
-        raise NotImplementedError
+        return cast("A", vars(self)["_api"])
+
+    def use_api(self, api: A) -> None:
+        """Make the vendor's calls by ``api``; to be called once the settings are checked."""
+        vars(self)["_api"] = api
 
     @property
     def unseen_s(self) -> float:
@@ -589,7 +596,7 @@ class RentedMachines(Provider):
         return self.book.as_bought(listed)
 
 
-class RentedContainers(RentedMachines):
+class RentedContainers(RentedMachines[A]):
     """Base of providers of containers; see :class:`~skyward.providers._common.rented_machines.RentedMachines`.
 
     :class:`~skyward.providers._common.machine_boot.ContainerBoot` starts them. They are islands, on hosts that

@@ -59,7 +59,7 @@ _SUBNET = re.compile(r"subnet-[0-9a-f]+", re.ASCII)
 
 @explain_options
 @dataclass(frozen=True, kw_only=True)
-class AWS(RentedMachines):
+class AWS(RentedMachines[Account]):
     """Machines of AWS EC2, reached over SSH, billed by the second.
 
     Credentials are those of boto3: the environment, ``~/.aws``, single sign-on, a machine's role. Every resource that
@@ -99,7 +99,6 @@ class AWS(RentedMachines):
     power_off: ClassVar[tuple[str, ...]] = ("sudo", "-n", "shutdown", "-h", "now")
     """Command that ends a machine from within: EC2 terminates machines launched here when they shut down."""
     trouble = Provider.trouble  # pyright: ignore[reportIncompatibleMethodOverride] - repeated calls are not reported
-    _account: Account = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         flag("use_ssm", self.use_ssm)
@@ -114,8 +113,7 @@ class AWS(RentedMachines):
         if text("region", self.region) not in (known := _known_regions()):
             raise ConfigurationError(f"region={self.region!r}: AWS has no such region{closest(self.region, known)}")
         credentials = Credentials(region=self.region, profile=self.profile, endpoint_url=self.endpoint_url)
-        account = Account(api=Api(credentials=credentials, patience_s=self.patience_s), subnet=self.subnet)
-        object.__setattr__(self, "_account", account)
+        self.use_api(Account(api=Api(credentials=credentials, patience_s=self.patience_s), subnet=self.subnet))
 
     @property
     def name(self) -> str:
@@ -126,11 +124,6 @@ class AWS(RentedMachines):
     def place(self) -> str:
         """``"aws us-east-1"``."""
         return f"aws {self.region}"
-
-    @property
-    def api(self) -> Account:
-        """The account."""
-        return self._account
 
     @property
     def unseen_s(self) -> float:
