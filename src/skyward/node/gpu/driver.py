@@ -28,7 +28,7 @@ from skyward.node.gpu.nvml import (
     open_nvml,
 )
 
-__all__ = ["Device", "Gpu", "GpuInstance", "NvidiaDriver", "Partition", "SmiAnswer", "run_command"]
+__all__ = ["Device", "Gpu", "GpuInstance", "NvidiaDriver", "Partition", "run_command"]
 
 log = logging.getLogger("skyward.node.gpu.driver")
 
@@ -97,16 +97,11 @@ class Device:
         return f"{self.name} ({self.profile})" if self.profile else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class SmiAnswer:
-    """Both outputs of a command, and its exit status."""
+def run_command(argv: Sequence[str]) -> tuple[int, str]:
+    """Run a command of the driver's; return its exit status and both outputs.
 
-    exit_code: int
-    text: str
-
-
-def run_command(argv: Sequence[str]) -> SmiAnswer:
-    """Run a command of the driver's. One that is missing, or does not end in time, counts as failed."""
+    One that is missing, or does not end in time, counts as failed.
+    """
     try:
         done = subprocess.run(
             argv,
@@ -118,10 +113,10 @@ def run_command(argv: Sequence[str]) -> SmiAnswer:
             text=True,
         )
     except FileNotFoundError:
-        return SmiAnswer(exit_code=_NO_SUCH_PROGRAM, text=f"{argv[0]} is not installed")
+        return _NO_SUCH_PROGRAM, f"{argv[0]} is not installed"
     except subprocess.TimeoutExpired:
-        return SmiAnswer(exit_code=_TIMED_OUT, text=f"no answer within {_COMMAND_S:g} s")
-    return SmiAnswer(exit_code=done.returncode, text=done.stdout.strip())
+        return _TIMED_OUT, f"no answer within {_COMMAND_S:g} s"
+    return done.returncode, done.stdout.strip()
 
 
 class NvidiaDriver:
@@ -133,7 +128,7 @@ class NvidiaDriver:
     """
 
     def __init__(
-        self, run: Callable[[Sequence[str]], SmiAnswer] = run_command, load: Callable[[], Any] = import_nvml
+        self, run: Callable[[Sequence[str]], tuple[int, str]] = run_command, load: Callable[[], Any] = import_nvml
     ) -> None:
         self._run = run
         self._load = load
@@ -175,7 +170,7 @@ class NvidiaDriver:
 
         Raises :class:`ConfigurationError` when the driver refuses.
         """
-        return self._ask("-i", str(gpu), "-mig", str(int(on))).text
+        return self._ask("-i", str(gpu), "-mig", str(int(on)))
 
     def change(self, gpu: int, *, create: Sequence[str] = (), destroy: Sequence[int] = ()) -> None:
         """Destroy the instances with these numbers, then create some of these profiles, with a compute instance each.
@@ -215,34 +210,28 @@ class NvidiaDriver:
     def _instances_as_root(self, gpu: int, uuid: str) -> Sequence[GpuInstance]:
         # -B: a cache file of root's would keep the user from removing the environment. -I: of the user's settings and
         # folders none counts for root.
-        answer = self._run(("sudo", "-n", sys.executable, "-I", "-B", nvml_program.__file__, uuid))
-        if answer.exit_code:
+        exit_code, text = self._run(("sudo", "-n", sys.executable, "-I", "-B", nvml_program.__file__, uuid))
+        if exit_code:
             raise ConfigurationError(
                 f"mig: Insufficient Permissions: only root may list the instances of GPU {gpu}, and sudo did not help: "
-                f"{answer.text or f'exit code {answer.exit_code}'}. Run as root, or allow sudo without a password"
+                f"{text or f'exit code {exit_code}'}. Run as root, or allow sudo without a password"
             )
-        return [GpuInstance(**each) for each in json.loads(answer.text.splitlines()[-1])]
+        return [GpuInstance(**each) for each in json.loads(text.splitlines()[-1])]
 
-    def _ask(self, *arguments: str, none_is_fine: bool = False) -> SmiAnswer:
+    def _ask(self, *arguments: str, none_is_fine: bool = False) -> str:
+        """Run nvidia-smi, as root where that is needed, and return its words."""
         command = ("nvidia-smi", *arguments)
-        answer = self._run(command)
-        if _NO_PERMISSION in answer.text.lower():
-            answer = self._as_root(command, answer)
+        exit_code, text = self._run(command)
+        if _NO_PERMISSION in text.lower():
+            root_code, root_text = self._run(("sudo", "-n", *command))
+            if root_code in (0, _NOT_FOUND):
+                exit_code, text = root_code, root_text
+            else:
+                text = f"{text}; only root may do that, and sudo did not help: {root_text}"
         # Status 6 is NVML's "not found": nothing is left to destroy where an earlier attempt got half way.
-        if answer.exit_code == 0 or (none_is_fine and answer.exit_code == _NOT_FOUND):
-            return answer
-        raise ConfigurationError(
-            f"mig: `{' '.join(command)}` failed with exit code {answer.exit_code}: {answer.text or 'no output'}"
-        )
-
-    def _as_root(self, command: Sequence[str], refused: SmiAnswer) -> SmiAnswer:
-        answer = self._run(("sudo", "-n", *command))
-        if answer.exit_code in (0, _NOT_FOUND):
-            return answer
-        return SmiAnswer(
-            exit_code=refused.exit_code,
-            text=f"{refused.text}; only root may do that, and sudo did not help: {answer.text}",
-        )
+        if exit_code == 0 or (none_is_fine and exit_code == _NOT_FOUND):
+            return text
+        raise ConfigurationError(f"mig: `{' '.join(command)}` failed with exit code {exit_code}: {text or 'no output'}")
 
 
 def _describe(nvml: Any, index: int) -> Gpu | None:

@@ -49,13 +49,6 @@ class _Wanted:
     refused: list[str] = field(default_factory=list[str])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fetched:
-    part: Path
-    path: str
-    record: FileRecord
-
-
 class Mirror:
     """Copy of one volume in one folder. The caller holds the mount path's lock.
 
@@ -144,16 +137,17 @@ class Mirror:
             jobs = [pool.submit(self._get, store, path, wanted, n) for n, (path, wanted) in enumerate(missing.items())]
             try:
                 for done in as_completed(jobs):
-                    if (got := done.result()) is not None:
-                        os.replace(got.part, self._root / got.path)  # whole or not there: calls may list the folder
+                    if (fetched := done.result()) is not None:
+                        part, path, record = fetched
+                        os.replace(part, self._root / path)  # whole or not there: calls may list the folder
                         # After it: a record of a file that a kill kept away would have the former one written back.
-                        self._mount_path.note(got.path, got.record)
+                        self._mount_path.note(path, record)
             except BaseException:
                 # Otherwise the end of the `with` would fetch all the other files before the error is raised.
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _get(self, store: Store, path: str, wanted: StoredObject, number: int) -> _Fetched | None:
+    def _get(self, store: Store, path: str, wanted: StoredObject, number: int) -> tuple[Path, str, FileRecord] | None:
         part = (self._root / path).parent / f"{PART}{os.getpid()}-{number}"
         try:
             with part.open("wb") as file:
@@ -168,7 +162,7 @@ class Mirror:
             part.chmod(_READ_ONLY_FILE)
         found = part.stat()
         record = FileRecord(tag=wanted.tag, nbytes=found.st_size, mtime_ns=found.st_mtime_ns)
-        return _Fetched(part=part, path=path, record=record)
+        return part, path, record
 
     def _give(self, store: Store, name: str) -> tuple[str, FileRecord]:
         path = self._root / name

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from skyward.distributed.runtime import current_task
 from skyward.events.lines import DEFAULT_LEVELS, has_handlers
@@ -29,18 +29,12 @@ _CAPTURED = 0
 """Writer that stands for descriptors 1 and 2; no thread has this identifier."""
 
 
-class Deliver(Protocol):
-    """Receiver of a call's next pieces, in order, in the thread that writes or hands over. Must not block."""
+Deliver = Callable[[int, Sequence[LogPiece], int], None]
+"""Receiver of a call's next pieces, in order, in the thread that writes or hands over. Must not block.
 
-    def __call__(self, call_id: int, pieces: Sequence[LogPiece], log_end: int = 0, /) -> None:
-        """Send pieces of a call's output.
-
-        Args:
-            call_id: the call; 0 for none.
-            pieces: the pieces.
-            log_end: offset in the worker's log before which all captured output was delivered; 0 if not captured.
-        """
-        ...
+It takes the call's id, 0 for none; the pieces; and the offset in the worker's log before which all captured output was
+delivered, 0 if they are not captured.
+"""
 
 
 def _never_wait() -> None:

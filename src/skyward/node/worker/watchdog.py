@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
+
+from skyward.base.loop import LoopThread
 
 DEAF: Final = 86
 """Exit status of a worker that could not serve its lane any more."""
@@ -27,16 +29,6 @@ _LATE_S: Final = 2.0
 _SILENT_LOOKS: Final = 10
 
 
-class _Loop(Protocol):
-    @property
-    def runs(self) -> bool: ...
-
-    @property
-    def waits_for_disk(self) -> bool: ...
-
-    def call_soon(self, callback: Callable[[], None], /) -> bool: ...
-
-
 class Watchdog:
     """Regular questions to the thread of a lane's event loop.
 
@@ -46,7 +38,7 @@ class Watchdog:
         end: called with a reason to end the process; does not return.
     """
 
-    def __init__(self, loop: _Loop, trouble: Callable[[], str], *, end: Callable[[str], None]) -> None:
+    def __init__(self, loop: LoopThread, trouble: Callable[[], str], *, end: Callable[[str], None]) -> None:
         self._loop = loop
         self._trouble = trouble
         self._end = end

@@ -20,7 +20,6 @@ from skyward.node.gpu.driver import (
     GpuInstance,
     NvidiaDriver,
     Partition,
-    SmiAnswer,
     run_command,
 )
 from skyward.node.gpu.nvml import mig_devices, mig_mode
@@ -41,7 +40,7 @@ def fake(tmp_path: Path) -> Fake:
 
 
 def driver_of(fake: FakeGpus) -> NvidiaDriver:
-    return NvidiaDriver(lambda argv: SmiAnswer(*fake.run(argv)), fake.nvml)
+    return NvidiaDriver(fake.run, fake.nvml)
 
 
 def gpu(index: int, name: str = "NVIDIA H100 80GB HBM3", *, mig: bool | None = False) -> Gpu:
@@ -150,7 +149,7 @@ class TestDriver:
         assert gpus.machine.gpus[0].mig
 
     def test_a_command_that_is_not_there_has_failed(self) -> None:
-        assert run_command(["no-such-program"]) == SmiAnswer(exit_code=127, text="no-such-program is not installed")
+        assert run_command(["no-such-program"]) == (127, "no-such-program is not installed")
 
 
 class TestFake:

@@ -18,7 +18,7 @@ import pytest
 from skyward.base.waiting import wait_until
 from skyward.errors import ConfigurationError
 from skyward.node.gpu.devices import NodeDevices
-from skyward.node.gpu.driver import Device, NvidiaDriver, SmiAnswer
+from skyward.node.gpu.driver import Device, NvidiaDriver
 from skyward.node.gpu.partitioner import largest_first
 from skyward.node.plan import NodePlan
 from skyward.request.accelerators import Accelerator
@@ -82,7 +82,7 @@ def h100(mig: str | list[str], count: int = 1) -> Accelerator:
 
 
 def node(fake: FakeGpus, config: NodeConfig, environ: Mapping[str, str] | None = None) -> NodeDevices:
-    driver = NvidiaDriver(lambda argv: SmiAnswer(*fake.run(argv)), fake.nvml)
+    driver = NvidiaDriver(fake.run, fake.nvml)
     _nodes.append(NodeDevices(config, driver=driver, environ=environ or {}))
     return _nodes[-1]
 
@@ -380,10 +380,10 @@ class TestUndoing:
         gpus = fake(FakeGpu())
         broken: list[OSError] = []
 
-        def run(argv: Sequence[str]) -> SmiAnswer:
+        def run(argv: Sequence[str]) -> tuple[int, str]:
             if broken:
                 raise broken[0]
-            return SmiAnswer(*gpus.run(argv))
+            return gpus.run(argv)
 
         devices = NodeDevices(config_for(h100("3g.40gb")), driver=NvidiaDriver(run, gpus.nvml), environ={})
         prepare(devices)
@@ -396,8 +396,8 @@ class TestUndoing:
     def test_what_a_node_left_that_was_killed_while_it_cut_is_undone_too(self, fake: Fake) -> None:
         gpus = fake(FakeGpu())
 
-        def run(argv: Sequence[str]) -> SmiAnswer:
-            answer = SmiAnswer(*gpus.run(argv))
+        def run(argv: Sequence[str]) -> tuple[int, str]:
+            answer = gpus.run(argv)
             if "-cgi" in argv:
                 os.kill(os.getpid(), signal.SIGKILL)
             return answer
