@@ -26,6 +26,8 @@ from skyward.environment.sources import (
     mapped_file,
     package_sources,
     pip_variables,
+    variables_for_pip,
+    variables_for_uv,
     written_settings,
 )
 from skyward.errors import AuthenticationError, BootstrapError, ConfigurationError, HostKeyError, UnreachableError
@@ -426,7 +428,8 @@ class _Machine:
         user = {name: value for name, value in self.image.env.items() if name not in _SHELLS_OWN}
         settings = {**survey.pip_settings, **pip_variables(user)}
         sources = package_sources(self.image, settings, self.wheelhouse.find_links(self._wheels_folder))
-        return {**sources.for_pip(), **sources.for_uv(already_set=(*survey.variables, *user)), **user}
+        uv = variables_for_uv(sources, already_set=(*survey.variables, *user))
+        return {**variables_for_pip(sources), **uv, **user}
 
     def _fail(self, step: str, completed: Completed) -> NoReturn:
         failed = _FAILED.search(completed.stdout)

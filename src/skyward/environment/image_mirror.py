@@ -39,7 +39,7 @@ from skyward.environment.program_imports import (
     needs_of_program,
     travels,
 )
-from skyward.environment.sources import PackageSources
+from skyward.environment.sources import variables_for_pip, variables_for_uv
 from skyward.errors import ConfigurationError
 from skyward.request.checks import without_credentials
 from skyward.request.distribution_names import DISTRIBUTION
@@ -244,7 +244,7 @@ def _mirror(
         _left_to_requirement(each) if each.name in named and _is_missing(each, found) else each for each in chosen
     ]
     _refuse_missing([each for each in chosen if not each.left_out and _is_missing(each, found)])
-    variables = {**here.for_pip(), **here.for_uv()}
+    variables = {**variables_for_pip(here), **variables_for_uv(here)}
     rows: list[MirroredPackage] = []
     failures: list[ConfigurationError] = []
     for each in chosen:
@@ -263,7 +263,7 @@ def _mirror(
 
 
 def _looked_up(
-    chosen: Sequence[Chosen], here: PackageSources, nodes: PackageSources
+    chosen: Sequence[Chosen], here: Mapping[str, str], nodes: Mapping[str, str]
 ) -> tuple[Sequence[Chosen], Availability]:
     """Look for the chosen ones in the indexes; a vendor's build that none has becomes the release it was made from."""
     found = check_pins(_pins(chosen), here=here, nodes=nodes)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from platform import python_version
@@ -28,12 +28,12 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from skyward.environment.installed import Distribution, Origin
 from skyward.environment.sources import (
     PUBLIC_INDEX,
-    PackageSources,
     client_uv,
     package_sources,
     pip_settings,
     pip_variables,
     uv_options,
+    variables_for_uv,
 )
 from skyward.errors import ConfigurationError
 from skyward.request.checks import bare_url, without_credentials
@@ -68,7 +68,7 @@ class Availability:
     unchecked: str = ""
 
 
-def sources_here(image: ImageSettings) -> PackageSources:
+def sources_here(image: ImageSettings) -> Mapping[str, str]:
     """Return the sources that this machine can use: those of its pip and uv, and the image's before them."""
     settings = settings_here()
     own = settings.get("index-url") or PUBLIC_INDEX
@@ -76,7 +76,7 @@ def sources_here(image: ImageSettings) -> PackageSources:
     return _of_this_machine(package_sources(image, {**settings, **more}))
 
 
-def sources_of_nodes(image: ImageSettings) -> PackageSources:
+def sources_of_nodes(image: ImageSettings) -> Mapping[str, str]:
     """Return the sources that nodes have too, as far as it can be foreseen: the image's, and the main index."""
     settings = settings_here()
     shared = {name: settings[name] for name in ("trusted-host", "cert", "proxy") if name in settings}
@@ -90,9 +90,11 @@ def settings_here() -> Mapping[str, str]:
     return {**pip_settings(), **uv_options(os.environ)}
 
 
-def _of_this_machine(sources: PackageSources) -> PackageSources:
+def _of_this_machine(sources: Mapping[str, str]) -> Mapping[str, str]:
     """Return the sources without folders that exist on nodes only."""
-    return replace(sources, find_links=tuple(place for place in sources.find_links if not _is_of_nodes(place)))
+    links = [place for place in sources.get("find-links", "").split() if not _is_of_nodes(place)]
+    others = {name: value for name, value in sources.items() if name != "find-links"}
+    return {**others, "find-links": " ".join(links)} if links else others
 
 
 def _is_of_nodes(place: str) -> bool:
@@ -120,7 +122,7 @@ def _logs_in(host: str, settings: Mapping[str, str]) -> bool:
         return False
 
 
-def check_pins(pins: Mapping[str, str], *, here: PackageSources, nodes: PackageSources) -> Availability:
+def check_pins(pins: Mapping[str, str], *, here: Mapping[str, str], nodes: Mapping[str, str]) -> Availability:
     """Look for versions in package sources. Blocks: one short request for each name.
 
     Versions that were found once are not looked for again: an index does not take them back.
@@ -130,8 +132,9 @@ def check_pins(pins: Mapping[str, str], *, here: PackageSources, nodes: PackageS
         here: the sources that this machine can use.
         nodes: those that nodes can use.
     """
-    if _is_of_nodes(nodes.index_url or PUBLIC_INDEX):
-        return Availability(unchecked=f"{nodes.index_url} is a folder of the nodes")
+    index = nodes.get("index-url", PUBLIC_INDEX)
+    if _is_of_nodes(index):
+        return Availability(unchecked=f"{index} is a folder of the nodes")
     known = _FoundVersions.of(here, nodes)
     new = {name: version for name, version in pins.items() if (name, version) not in known.versions}
     try:
@@ -145,7 +148,7 @@ def check_pins(pins: Mapping[str, str], *, here: PackageSources, nodes: PackageS
     return Availability(nowhere=nowhere, only_here=frozenset(only_here))
 
 
-def find_conflict(requirements: Sequence[str], engine: Sequence[str], sources: PackageSources) -> str:
+def find_conflict(requirements: Sequence[str], engine: Sequence[str], sources: Mapping[str, str]) -> str:
     """Return the resolver's explanation if requirements exclude each other; empty if not, or if it cannot tell.
 
     Blocks: reads the metadata of all that they require. Builds nothing, so what has no wheel is not judged.
@@ -181,10 +184,11 @@ class _FoundVersions:
             return
 
     @classmethod
-    def of(cls, here: PackageSources, nodes: PackageSources) -> _FoundVersions:
+    def of(cls, here: Mapping[str, str], nodes: Mapping[str, str]) -> _FoundVersions:
         """Return those of these sources."""
-        places = [[each.index_url, *each.extra_index_urls, *each.find_links, each.no_index] for each in (here, nodes)]
-        parts = [*places, sys.platform, python_version()]
+        names = ("index-url", "extra-index-url", "find-links", "no-index")
+        parts = [[sources.get(name) for name in names] for sources in (here, nodes)]
+        parts += [[sys.platform, python_version()]]
         name = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         return cls(platformdirs.user_cache_path("skyward") / "wheels" / f"found-{name}.json")
 
@@ -204,10 +208,10 @@ class _UncheckedError(Exception):
     """Why the indexes could not be queried."""
 
 
-def _variables(sources: PackageSources) -> Mapping[str, str]:
+def _variables(sources: Mapping[str, str]) -> Mapping[str, str]:
     """Return uv's environment with these sources alone."""
     kept = {name: value for name, value in os.environ.items() if name not in (*_UV_PLACES, "UV_TORCH_BACKEND")}
-    return {**kept, **sources.for_uv(already_set=kept)}
+    return {**kept, **variables_for_uv(sources, already_set=kept)}
 
 
 def _missing(pins: Mapping[str, str], environment: Mapping[str, str]) -> frozenset[str]:

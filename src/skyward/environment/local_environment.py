@@ -23,7 +23,7 @@ from skyward.base.platform import try_lock
 from skyward.base.waiting import wait_until
 from skyward.environment.bootstrap import content_hash
 from skyward.environment.distribution import code_folders, engine_pins, own_wheel
-from skyward.environment.sources import client_uv, package_sources, pip_settings, pip_variables
+from skyward.environment.sources import client_uv, package_sources, pip_settings, pip_variables, variables_for_uv
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Transport
 from skyward.request.checks import without_credentials
@@ -117,7 +117,8 @@ async def _run(build: _Build) -> None:
     if uv is None:
         raise _failure(build, "uv", "there is no uv here; run `pip install uv`")
     user = {name: value for name, value in build.image.env.items() if name.startswith(("PIP_", "UV_"))}
-    environment = {**package_sources(build.image, {**settings, **pip_variables(user)}).for_uv(already_set=user), **user}
+    sources = package_sources(build.image, {**settings, **pip_variables(user)})
+    environment = {**variables_for_uv(sources, already_set=user), **user}
     venv = [str(uv), "venv", "--clear", "--python", sys.executable, str(build.root)]
     install = [str(uv), "pip", "install", "--python", build.python, "--", *build.requirements]
     await _step(build, "uv", venv, environment)

@@ -24,94 +24,68 @@ _DIGEST_BYTES = 8
 _SECTIONS = ("global", "install", ":env:")
 """Of pip's configuration, the last one winning."""
 
-_UV_ALIASES = {
-    "UV_DEFAULT_INDEX": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
-    "UV_INDEX": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
-    "UV_FIND_LINKS": ("UV_FIND_LINKS",),
-    "UV_INDEX_STRATEGY": ("UV_INDEX_STRATEGY",),
-    "UV_INSECURE_HOST": ("UV_INSECURE_HOST",),
-    "UV_NO_INDEX": ("UV_NO_INDEX",),
-    "ALL_PROXY": ("ALL_PROXY",),
-    "SSL_CERT_FILE": ("SSL_CERT_FILE",),
+_UV_VARIABLES = {
+    "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    "extra-index-url": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
+    "find-links": ("UV_FIND_LINKS",),
+    "trusted-host": ("UV_INSECURE_HOST",),
+    "no-index": ("UV_NO_INDEX",),
+    "cert": ("SSL_CERT_FILE",),
+    "proxy": ("ALL_PROXY",),  # uv has no variable of its own
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackageSources:
-    """Sources of packages; the URLs may hold credentials and are passed in the environment only.
-
-    Attributes:
-        index_url: the main index; empty means the public one.
-        extra_index_urls: further indexes.
-        find_links: folders and pages with wheels.
-        trusted_hosts: hosts whose certificates are not checked.
-        cert: file of certificates to trust instead of the system's.
-        no_index: True if no index is used.
-        proxy: HTTP proxy on the way to them; empty means that of the environment, if any.
-    """
-
-    index_url: str = ""
-    extra_index_urls: tuple[str, ...] = ()
-    find_links: tuple[str, ...] = ()
-    trusted_hosts: tuple[str, ...] = ()
-    cert: str = ""
-    no_index: bool = False
-    proxy: str = ""
-
-    def for_pip(self) -> Mapping[str, str]:
-        """Return environment variables for pip."""
-        values = {
-            "PIP_INDEX_URL": self.index_url,
-            "PIP_EXTRA_INDEX_URL": " ".join(map(_unnamed, self.extra_index_urls)),
-            "PIP_FIND_LINKS": " ".join(self.find_links),
-            "PIP_TRUSTED_HOST": " ".join(self.trusted_hosts),
-            "PIP_CERT": self.cert,
-            "PIP_NO_INDEX": "1" if self.no_index else "",
-            "PIP_PROXY": self.proxy,
-        }
-        return {name: value for name, value in values.items() if value}
-
-    def for_uv(self, already_set: Iterable[str] = ()) -> Mapping[str, str]:
-        """Return environment variables for uv, which does not read pip's configuration; it then searches as pip does.
-
-        Args:
-            already_set: variables of uv that the machine sets; they are left as they are.
-        """
-        values = {
-            "UV_DEFAULT_INDEX": self.index_url,
-            "UV_INDEX": " ".join(self.extra_index_urls),
-            "UV_FIND_LINKS": ",".join(self.find_links),
-            "UV_INDEX_STRATEGY": "unsafe-best-match",
-            "UV_INSECURE_HOST": " ".join(self.trusted_hosts),
-            "UV_NO_INDEX": "1" if self.no_index else "",
-            "SSL_CERT_FILE": self.cert,
-            "ALL_PROXY": self.proxy,  # uv has no variable of its own
-        }
-        kept = frozenset(already_set)
-        return {name: value for name, value in values.items() if value and kept.isdisjoint(_UV_ALIASES[name])}
+"""pip's options of package sources, and uv's variables for each: the one to set, then its former name."""
 
 
 def package_sources(
     image: ImageSettings, settings: Mapping[str, str], find_links: Sequence[str] | None = None
-) -> PackageSources:
-    """Return the image's sources, followed by those in pip's ``settings``.
+) -> Mapping[str, str]:
+    """Return the image's sources, followed by those in pip's ``settings``, by pip's option names.
+
+    A value of several words is a list. URLs may hold credentials and are passed in the environment only.
 
     Args:
         image: the image, whose sources come first.
         settings: option names of pip to values.
         find_links: the places of the image's wheels, if not its own ``find_links``.
     """
-    links = image.find_links if find_links is None else find_links
-    extra = (image.pip_extra_index_url,) if image.pip_extra_index_url else ()
-    return PackageSources(
-        index_url=image.pip_index_url or settings.get("index-url", ""),
-        extra_index_urls=(*extra, *settings.get("extra-index-url", "").split()),
-        find_links=(*links, *settings.get("find-links", "").split()),
-        trusted_hosts=tuple(settings.get("trusted-host", "").split()),
-        cert=settings.get("cert", ""),
-        no_index=settings.get("no-index", "").lower() in ("1", "true", "yes", "on", "t", "y"),
-        proxy=settings.get("proxy", ""),
-    )
+    links = map(_as_word, image.find_links if find_links is None else find_links)
+    values = {
+        **settings,
+        "index-url": image.pip_index_url or settings.get("index-url", ""),
+        "extra-index-url": f"{image.pip_extra_index_url or ''} {settings.get('extra-index-url', '')}",
+        "find-links": " ".join([*links, settings.get("find-links", "")]),
+        "no-index": "1" if settings.get("no-index", "").lower() in ("1", "true", "yes", "on", "t", "y") else "",
+    }
+    words = {name: " ".join(values.get(name, "").split()) for name in _UV_VARIABLES}
+    return {name: value for name, value in words.items() if value}
+
+
+def _as_word(place: str) -> str:
+    """Return a place of wheels as one word, since pip splits lists at spaces and uv at commas."""
+    return Path(place).as_uri() if place.startswith("/") else place
+
+
+def variables_for_pip(sources: Mapping[str, str]) -> Mapping[str, str]:
+    """Return environment variables that tell pip of the sources."""
+    return {
+        f"PIP_{name.upper().replace('-', '_')}": " ".join(map(_unnamed, value.split()))
+        for name, value in sources.items()
+    }
+
+
+def variables_for_uv(sources: Mapping[str, str], already_set: Iterable[str] = ()) -> Mapping[str, str]:
+    """Return environment variables for uv, which does not read pip's configuration; it then searches as pip does.
+
+    Args:
+        sources: the sources.
+        already_set: variables of uv that the machine sets; they are left as they are.
+    """
+    kept = frozenset(already_set)
+    variables = {} if "UV_INDEX_STRATEGY" in kept else {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    for name, value in sources.items():
+        if kept.isdisjoint(_UV_VARIABLES[name]):
+            variables[_UV_VARIABLES[name][0]] = value.replace(" ", ",") if name == "find-links" else value
+    return variables
 
 
 def pip_settings(env: Mapping[str, str] = os.environ) -> Mapping[str, str]:
@@ -209,7 +183,7 @@ class Wheelhouse:
 
     def find_links(self, folder: str) -> tuple[str, ...]:
         """Return the places as they are on the machine, with the wheels in ``folder``."""
-        return tuple(_link(place or folder) for place in self.places)
+        return tuple(place or folder for place in self.places)
 
 
 def gather_wheels(image: ImageSettings) -> Wheelhouse:
@@ -238,8 +212,3 @@ def _digest(wheels: Mapping[str, Path]) -> str:
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         digest.update_mmap(path)
     return digest.hexdigest(_DIGEST_BYTES)
-
-
-def _link(place: str) -> str:
-    """Return the place as one word, since pip splits lists at spaces and uv at commas."""
-    return Path(place).as_uri() if place.startswith("/") else place

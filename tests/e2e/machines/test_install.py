@@ -14,7 +14,7 @@ import pytest
 from uv import find_uv_bin
 
 import skyward as sky
-from skyward.environment.sources import package_sources, pip_settings
+from skyward.environment.sources import package_sources, pip_settings, variables_for_uv
 
 ROOT = Path(__file__).parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def run(*argv: str, cwd: Path, check: bool = True) -> subprocess.CompletedProces
     """Run a command as a user would: nothing of this checkout is on its path."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PIP_NO_INDEX")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment |= package_sources(sky.Image(), pip_settings(environment)).for_uv(environment)
+    environment |= variables_for_uv(package_sources(sky.Image(), pip_settings(environment)), environment)
     done = subprocess.run(argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=540, check=False)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done

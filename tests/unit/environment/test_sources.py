@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from skyward.environment.image import Image
-from skyward.environment.sources import PackageSources, package_sources, pip_settings, written_settings
+from skyward.environment.sources import (
+    package_sources,
+    pip_settings,
+    variables_for_pip,
+    variables_for_uv,
+    written_settings,
+)
 
 
 def test_pips_configuration_is_handed_on_with_the_environment_winning(tmp_path: Path) -> None:
@@ -21,19 +27,13 @@ def test_pips_configuration_is_handed_on_with_the_environment_winning(tmp_path: 
 
     sources = package_sources(Image(), pip_settings({**env, "PIP_FIND_LINKS": "/env/wheels"}))
 
-    assert sources == PackageSources(
-        index_url="https://main/simple",
-        extra_index_urls=("https://a/simple", "https://b/simple"),
-        find_links=("/env/wheels",),
-        cert="/x.pem",
-    )
-    assert sources.for_pip() == {
+    assert variables_for_pip(sources) == {
         "PIP_INDEX_URL": "https://main/simple",
         "PIP_EXTRA_INDEX_URL": "https://a/simple https://b/simple",
         "PIP_FIND_LINKS": "/env/wheels",
         "PIP_CERT": "/x.pem",
     }
-    assert sources.for_uv() == {
+    assert variables_for_uv(sources) == {
         "UV_DEFAULT_INDEX": "https://main/simple",
         "UV_INDEX": "https://a/simple https://b/simple",
         "UV_FIND_LINKS": "/env/wheels",
@@ -74,7 +74,7 @@ def test_empty_values_override_nothing_and_bytes_that_are_no_text_do_no_harm(tmp
 def test_pips_proxy_is_uvs_too() -> None:
     sources = package_sources(Image(), {"proxy": "http://proxy:3128"})
 
-    assert sources.for_uv()["ALL_PROXY"] == sources.for_pip()["PIP_PROXY"] == "http://proxy:3128"
+    assert variables_for_uv(sources)["ALL_PROXY"] == variables_for_pip(sources)["PIP_PROXY"] == "http://proxy:3128"
 
 
 def test_the_images_sources_come_first() -> None:
@@ -83,10 +83,12 @@ def test_the_images_sources_come_first() -> None:
     settings = {"index-url": "https://main/", "find-links": "/global"}
     sources = package_sources(image, settings)
 
-    assert sources == PackageSources(
-        index_url="https://mine/", extra_index_urls=("https://more/",), find_links=("/mine", "/global")
-    )
-    assert package_sources(image, settings, ["/sent"]).find_links == ("/sent", "/global")
+    assert sources == {
+        "index-url": "https://mine/",
+        "extra-index-url": "https://more/",
+        "find-links": "file:///mine /global",
+    }
+    assert package_sources(image, settings, ["/sent to it"])["find-links"] == "file:///sent%20to%20it /global"
 
 
 def test_pips_files_are_read_as_pip_does_the_last_one_winning() -> None:
@@ -99,18 +101,18 @@ def test_pips_files_are_read_as_pip_does_the_last_one_winning() -> None:
 
     settings = written_settings(files)
 
-    assert package_sources(Image(), settings) == PackageSources(
-        index_url="https://environment/",
-        extra_index_urls=("https://e/%(x)s",),
-        find_links=("/a", "/b"),
-        trusted_hosts=("h",),
-        no_index=True,
-    )
+    assert package_sources(Image(), settings) == {
+        "index-url": "https://environment/",
+        "extra-index-url": "https://e/%(x)s",
+        "find-links": "/a /b",
+        "trusted-host": "h",
+        "no-index": "1",
+    }
 
 
 def test_what_uv_was_told_by_others_stays() -> None:
-    sources = PackageSources(index_url="https://a/", extra_index_urls=("https://b/",), find_links=("/w",))
+    sources = {"index-url": "https://a/", "extra-index-url": "https://b/", "find-links": "/w"}
 
-    assert sources.for_uv(already_set=["UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX_STRATEGY"]) == {
+    assert variables_for_uv(sources, already_set=["UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_INDEX_STRATEGY"]) == {
         "UV_FIND_LINKS": "/w"
     }
