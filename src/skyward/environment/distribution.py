@@ -5,16 +5,14 @@ Nodes receive this wheel, never a release from a package index: both ends of a c
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import importlib.util
-import io
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from skyward.environment.wheels import pack_wheel
 from skyward.request.distribution_names import DISTRIBUTION
 from skyward.request.front_ends import FRONT_ENDS
 
@@ -23,8 +21,6 @@ ENGINE_PACKAGES = ("cloudpickle", "msgpack")
 
 _PACKAGES = ("skyward", "skyward_joblib", "skyward_dask")
 _DIGEST_BYTES = 8
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-_REGULAR_FILE = 0o100644 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +64,20 @@ def engine_pins() -> tuple[str, ...]:
 @cache
 def own_wheel() -> OwnWheel:
     """Return the wheel of the code that runs here; equal files give equal wheels. Blocks on files."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        installed = distribution(DISTRIBUTION)
+    except PackageNotFoundError:  # run from its sources
+        version, requires = "0", list[str]()
+    else:
+        version, requires = installed.version, installed.requires or []
     contents = dict(_code())
-    contents |= _metadata(contents)
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as wheel:
-        for name in sorted(contents):
-            digest.update(f"{name}\0{len(contents[name])}\0".encode())
-            digest.update(contents[name])
-            entry = zipfile.ZipInfo(name, _EPOCH)
-            entry.external_attr = _REGULAR_FILE
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            wheel.writestr(entry, contents[name])
-    return OwnWheel(data=buffer.getvalue(), digest=digest.hexdigest())
+    digest = hashlib.blake2b(f"{version}\0{requires}".encode(), digest_size=_DIGEST_BYTES)
+    for name, content in sorted(contents.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return OwnWheel(data=pack_wheel(DISTRIBUTION, version, requires, contents), digest=digest.hexdigest())
 
 
 def code_folders() -> Iterator[Path]:
@@ -96,29 +93,3 @@ def _code() -> Iterator[tuple[str, bytes]]:
         for path in folder.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path.relative_to(folder.parent).as_posix(), path.read_bytes()
-
-
-def _metadata(contents: Mapping[str, bytes]) -> dict[str, bytes]:
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        installed = distribution(DISTRIBUTION)
-    except PackageNotFoundError:  # run from its sources
-        version, requires = "0", list[str]()
-    else:
-        version, requires = installed.version, installed.requires or []
-    folder = f"{DISTRIBUTION.replace('-', '_')}-{version}.dist-info"
-    metadata = ["Metadata-Version: 2.1", f"Name: {DISTRIBUTION}", f"Version: {version}"]
-    metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
-    tags = ["Wheel-Version: 1.0", "Generator: skyward", "Root-Is-Purelib: true", "Tag: py3-none-any"]
-    ours = {f"{folder}/METADATA": _lines(metadata), f"{folder}/WHEEL": _lines(tags)}
-    record = [f"{name},sha256={_record_hash(data)},{len(data)}" for name, data in sorted({**contents, **ours}.items())]
-    return ours | {f"{folder}/RECORD": _lines([*record, f"{folder}/RECORD,,"])}
-
-
-def _lines(lines: list[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _record_hash(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from skyward.environment.indexes import (
     Availability,
     check_pins,
     find_conflict,
-    local_wheel,
     passable_index,
     settings_here,
     sources_here,
@@ -40,6 +39,7 @@ from skyward.environment.program_imports import (
     travels,
 )
 from skyward.environment.sources import variables_for_pip, variables_for_uv
+from skyward.environment.wheels import local_wheel
 from skyward.errors import ConfigurationError
 from skyward.request.checks import without_credentials
 from skyward.request.distribution_names import DISTRIBUTION
@@ -47,37 +47,71 @@ from skyward.request.image import EnvVars, ImageSettings
 
 AnyImage = TypeVar("AnyImage", bound=ImageSettings)
 
+_OTHER_SOURCES = "this machine's package sources"
 _TORCH = frozenset({"torch", "torchvision", "torchaudio", "torchtext", "torchdata"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredPackage:
-    """Row of the mirror's table.
+    """Distribution of this environment, and how nodes get it.
 
     Attributes:
-        name: canonical name of the distribution.
-        version: the installed version.
-        source: the place that nodes get it from; empty if they do not get it.
-        left_out: the reason for which they do not; empty if they do.
-        requirement: the requirement in pip's notation; empty if it is left out.
+        distribution: the distribution.
+        needed_by: names of the packages that require it; empty if it was chosen for itself.
+        left_out: the reason for which nodes do not get it; empty if they do.
         wheel: the wheel that is sent; None if nodes get it from elsewhere.
-        note: what the user should know of the source; empty if it is the stated one.
     """
 
-    name: str
-    version: str
-    source: str = ""
+    distribution: Distribution
+    needed_by: tuple[str, ...] = ()
     left_out: str = ""
-    requirement: str = ""
     wheel: Path | None = None
-    note: str = ""
 
     @property
-    def shown_source(self) -> str:
-        """The source and the note on it, or the reason for which there is none."""
+    def name(self) -> str:
+        """Its canonical name."""
+        return self.distribution.name
+
+    @property
+    def version(self) -> str:
+        """Its version, that of the wheel if there is one: a version from a repository's state may have moved on."""
+        return self.distribution.version if self.wheel is None else str(parse_wheel_filename(self.wheel.name)[1])
+
+    @property
+    def note(self) -> str:
+        """What the user should know of the source; empty if it is the stated one."""
+        return "" if self.left_out else self.distribution.note
+
+    @property
+    def requirement(self) -> str:
+        """The requirement in pip's notation; empty if it is left out."""
+        if self.left_out:
+            return ""
+        if self.wheel is not None:
+            return f"{self.name}=={self.version}"
+        if self.distribution.origin is Origin.ADDRESS:
+            return f"{self.name} @ {self.distribution.place}"
+        return f"{self.name}=={public_version(self.version)}"
+
+    @property
+    def source(self) -> str:
+        """The place that nodes get it from with the note on it, or the reason for which they do not get it."""
         if self.left_out:
             return f"left out: {self.left_out}"
-        return f"{self.source} ({self.note})" if self.note else self.source
+        return f"{self._place} ({self.note})" if self.note else self._place
+
+    @property
+    def _place(self) -> str:
+        origin, place = self.distribution.origin, self.distribution.place
+        if self.wheel is None:
+            if origin is Origin.ADDRESS:
+                return urlsplit(place).hostname or "its address"
+            is_build = is_accelerators_build(self.version)
+            return "index, the build for the node's processors or GPUs" if is_build else "index"
+        if origin is Origin.FILES:
+            return "sent as installed here"
+        made = origin in (Origin.FOLDER, Origin.REPOSITORY) or not place.endswith(".whl")
+        return f"built here from {place}" if made and place else f"sent from {place or _OTHER_SOURCES}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +140,7 @@ class ImageMirror:
 
     def table(self) -> str:
         """Return the packages as text, one a line."""
-        rows = [(each.name, each.version, each.shown_source) for each in self.packages]
+        rows = [(each.name, each.version, each.source) for each in self.packages]
         widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
         lines = [f"{name:{widths[0]}}  {version:{widths[1]}}  {source}" for name, version, source in rows]
         taken = len(self.requirements)
@@ -208,153 +242,110 @@ def _engine() -> Collection[str]:
 
 
 def _known(parameter: str, names: Sequence[str], here: InstalledDistributions) -> frozenset[str]:
-    wrong: list[str] = []
-    for name in names:
-        if canonicalize_name(name) not in here:
-            owners = distributions_of({name: ""}, here)
-            wrong.append(unknown_name(parameter, name, here, {name: " or ".join(owners)} if owners else {}))
-    if wrong:
+    if wrong := [_unknown(parameter, name, here) for name in names if canonicalize_name(name) not in here]:
         raise ConfigurationError("; ".join(wrong))
     return frozenset(map(canonicalize_name, names))
 
 
+def _unknown(parameter: str, name: str, here: InstalledDistributions) -> str:
+    near = difflib.get_close_matches(canonicalize_name(name), here, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`skyward env` lists the names"
+    if owners := distributions_of({name: ""}, here):
+        hint = f"{name} is a module of {' or '.join(owners)}: write that"
+    return f"{parameter} names {name!r}, which is not installed here: {hint}"
+
+
 def _mirror(
-    chosen: Sequence[Chosen],
+    packages: Sequence[MirroredPackage],
     image: ImageSettings,
     report: Callable[[str], None] | None,
     *,
     named: Collection[str] = (),
     required: bool = True,
 ) -> ImageMirror:
-    """Find the source of each distribution.
+    """Find the source of each package.
 
     Args:
-        chosen: the decisions.
+        packages: the decisions.
         image: the image that the packages are for, whose indexes nodes use.
         report: receives a line before something slow.
         named: distributions that a requirement of the image asks for: without a source they are left to that.
         required: whether a distribution without a version is an error; else it is left out.
     """
     here = sources_here(image)
-    chosen = [_with_usable_version(each, lenient=not required or each.name in named) for each in chosen]
-    chosen, found = _looked_up(chosen, here, sources_of_nodes(image))
-    homeless = {each.name for each in chosen if each.name in found.nowhere or each.distribution.needs_login}
-    chosen = [_as_installed(each) if each.name in homeless else each for each in chosen]
-    chosen = [
-        _left_to_requirement(each) if each.name in named and _is_missing(each, found) else each for each in chosen
-    ]
-    _refuse_missing([each for each in chosen if not each.left_out and _is_missing(each, found)])
+    packages, found = _looked_up(packages, here, sources_of_nodes(image))
+    packages = [_settled(each, found, is_named=each.name in named, required=required) for each in packages]
+    _refuse_missing([each for each in packages if not each.left_out and _is_missing(each, found)])
     variables = {**variables_for_pip(here), **variables_for_uv(here)}
-    rows: list[MirroredPackage] = []
+    complete: list[MirroredPackage] = []
     failures: list[ConfigurationError] = []
-    for each in chosen:
+    for each in packages:
         if each.left_out or not (each.name in found.only_here or _is_made_here(each.distribution)):
-            rows.append(_row(each))
+            complete.append(each)
             continue
         if report is not None:
             report(f"making a wheel of {each.name} from {each.distribution.place or 'the package sources'}")
         try:
-            rows.append(_with_wheel(each.distribution, local_wheel(each.distribution, variables)))
+            complete.append(replace(each, wheel=local_wheel(each.distribution, variables)))
         except ConfigurationError as error:
             failures.append(error)
     if failures:
         raise ConfigurationError("\n".join(map(str, failures))) from failures[0]
-    return ImageMirror(packages=rows, index_url=passable_index(settings_here()), unchecked=found.unchecked)
+    return ImageMirror(packages=complete, index_url=passable_index(settings_here()), unchecked=found.unchecked)
 
 
 def _looked_up(
-    chosen: Sequence[Chosen], here: Mapping[str, str], nodes: Mapping[str, str]
-) -> tuple[Sequence[Chosen], Availability]:
-    """Look for the chosen ones in the indexes; a vendor's build that none has becomes the release it was made from."""
-    found = check_pins(_pins(chosen), here=here, nodes=nodes)
-    releases = {each.name: _release(each) for each in chosen if each.name in found.nowhere and _is_of_vendor(each)}
-    again = check_pins(_pins(releases.values()), here=here, nodes=nodes)
-    both = Availability(
-        nowhere=(found.nowhere - releases.keys()) | again.nowhere,
-        only_here=found.only_here | again.only_here,
-        unchecked=found.unchecked or again.unchecked,
-    )
-    return [releases.get(each.name, each) for each in chosen], both
+    packages: Sequence[MirroredPackage], here: Mapping[str, str], nodes: Mapping[str, str]
+) -> tuple[Sequence[MirroredPackage], Availability]:
+    """Look for packages in the indexes; a vendor's build that none has becomes the release it was made from."""
+    found = check_pins(_pins(packages), here=here, nodes=nodes)
+    builds = {each.name for each in packages if each.name in found.nowhere and is_vendors_build(each.version)}
+    if not builds:
+        return packages, found
+    packages = [_release(each) if each.name in builds else each for each in packages]
+    return packages, check_pins(_pins(packages), here=here, nodes=nodes)
 
 
-def _pins(chosen: Iterable[Chosen]) -> Mapping[str, str]:
-    return {each.name: each.distribution.version for each in chosen if not each.left_out and _is_pinned(each)}
+def _pins(packages: Sequence[MirroredPackage]) -> Mapping[str, str]:
+    return {each.name: each.version for each in packages if not each.left_out and _is_pinned(each.distribution)}
 
 
-def _is_of_vendor(chosen: Chosen) -> bool:
-    return is_vendors_build(chosen.distribution.version)
-
-
-def _release(chosen: Chosen) -> Chosen:
-    version = chosen.distribution.version
-    release = replace(chosen.distribution, version=version.partition("+")[0], note=f"no index has {version}")
-    return replace(chosen, distribution=release)
-
-
-def _as_installed(chosen: Chosen) -> Chosen:
-    """Return a distribution that no index has as what is installed, if that can run on other machines."""
-    each = chosen.distribution
-    if chosen.left_out or not each.version or not each.pure_files:
-        return chosen
-    note = each.note or ("its URL held a password" if each.needs_login else f"no index has {each.version}")
-    return replace(chosen, distribution=replace(each, origin=Origin.FILES, note=note))
-
-
-def _left_to_requirement(chosen: Chosen) -> Chosen:
-    return replace(chosen, left_out=f"no index has {chosen.distribution.version}, and pip= names it")
-
-
-def _is_missing(chosen: Chosen, found: Availability) -> bool:
-    nowhere = chosen.name in found.nowhere and chosen.distribution.origin is Origin.INDEX
-    return nowhere or not chosen.distribution.version
-
-
-def _is_pinned(chosen: Chosen) -> bool:
-    each = chosen.distribution
+def _is_pinned(each: Distribution) -> bool:
     return bool(each.version) and each.origin is Origin.INDEX and not is_accelerators_build(each.version)
+
+
+def _release(package: MirroredPackage) -> MirroredPackage:
+    version = package.version
+    release = replace(package.distribution, version=version.partition("+")[0], note=f"no index has {version}")
+    return replace(package, distribution=release)
+
+
+def _settled(package: MirroredPackage, found: Availability, *, is_named: bool, required: bool) -> MirroredPackage:
+    """Return a package with what takes the place of its source, if it has none that is usable."""
+    each = package.distribution
+    if package.left_out:
+        return package
+    if not each.version and (is_named or not required):
+        return replace(package, left_out="its metadata is damaged and states no version: install it again")
+    homeless = each.name in found.nowhere or each.needs_login
+    if homeless and each.version and each.pure_files:  # what is installed can run on other machines
+        note = each.note or ("its URL held a password" if each.needs_login else f"no index has {each.version}")
+        return replace(package, distribution=replace(each, origin=Origin.FILES, note=note))
+    if is_named and _is_missing(package, found):
+        return replace(package, left_out=f"no index has {each.version}, and pip= names it")
+    return package
+
+
+def _is_missing(package: MirroredPackage, found: Availability) -> bool:
+    nowhere = package.name in found.nowhere and package.distribution.origin is Origin.INDEX
+    return nowhere or not package.version
 
 
 def _is_made_here(each: Distribution) -> bool:
     return each.needs_login or each.origin not in (Origin.INDEX, Origin.ADDRESS)
 
 
-def _with_usable_version(chosen: Chosen, *, lenient: bool) -> Chosen:
-    if chosen.distribution.version or chosen.left_out or not lenient:
-        return chosen
-    return replace(chosen, left_out="its metadata is damaged and states no version: install it again")
-
-
-def _row(chosen: Chosen) -> MirroredPackage:
-    """Return the row of a distribution that comes from an index or a URL, or is left out."""
-    each = chosen.distribution
-    if chosen.left_out:
-        return MirroredPackage(name=each.name, version=each.version, left_out=chosen.left_out)
-    if each.origin is Origin.ADDRESS:
-        host = urlsplit(each.place).hostname or "its address"
-        requirement = f"{each.name} @ {each.place}"
-        return MirroredPackage(name=each.name, version=each.version, source=host, requirement=requirement)
-    pinned = public_version(each.version)
-    source = "index" if pinned == each.version else "index, the build for the node's processors or GPUs"
-    requirement = f"{each.name}=={pinned}"
-    return MirroredPackage(name=each.name, version=each.version, source=source, requirement=requirement, note=each.note)
-
-
-def _with_wheel(each: Distribution, wheel: Path) -> MirroredPackage:
-    version = str(parse_wheel_filename(wheel.name)[1])  # a version from a repository's state may have moved on
-    made = each.origin in (Origin.FOLDER, Origin.REPOSITORY) or not each.place.endswith(".whl")
-    place = each.place or "this machine's package sources"
-    source = f"built here from {place}" if made and each.place else f"sent from {place}"
-    return MirroredPackage(
-        name=each.name,
-        version=version,
-        source="sent as installed here" if each.origin is Origin.FILES else source,
-        requirement=f"{each.name}=={version}",
-        wheel=wheel,
-        note=each.note,
-    )
-
-
-def _refuse_missing(missing: Sequence[Chosen]) -> None:
+def _refuse_missing(missing: Sequence[MirroredPackage]) -> None:
     if not missing:
         return
     named = [f"{each.name} {each.distribution.version or '(no version)'} ({_why(each)})" for each in missing]
@@ -366,10 +357,10 @@ def _refuse_missing(missing: Sequence[Chosen]) -> None:
     )
 
 
-def _why(chosen: Chosen) -> str:
-    need = f"needed by {', '.join(chosen.needed_by)}" if chosen.needed_by else "needed by this program itself"
-    damage = "" if chosen.distribution.version else "; its metadata is damaged: install it again"
-    return f"{need}; {chosen.distribution.note}" if chosen.distribution.note else f"{need}{damage}"
+def _why(package: MirroredPackage) -> str:
+    need = f"needed by {', '.join(package.needed_by)}" if package.needed_by else "needed by this program itself"
+    damage = "" if package.distribution.version else "; its metadata is damaged: install it again"
+    return f"{need}; {package.distribution.note}" if package.distribution.note else f"{need}{damage}"
 
 
 # --- the choice of packages -----------------------------------------------------------------------------------------
@@ -390,26 +381,6 @@ _OTHER_CODE = re.compile(r"(^|[._-])(g?[0-9a-f]{7,}|d\d{8}|dirty|local|editable|
 _ACCELERATORS_LABEL = re.compile(r"cpu|cu\d+.*|cuda.*|rocm.*|xpu|gpu")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """Distribution of this environment, and the decision on it.
-
-    Attributes:
-        distribution: the distribution.
-        needed_by: names of the chosen ones that require it; empty if it was chosen for itself.
-        left_out: the reason for which nodes do not get it; empty if they do.
-    """
-
-    distribution: Distribution
-    needed_by: tuple[str, ...] = ()
-    left_out: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its canonical name."""
-        return self.distribution.name
-
-
 def choose(
     here: Mapping[str, Distribution],
     *,
@@ -417,7 +388,7 @@ def choose(
     exclude: Collection[str] = (),
     engine: Collection[str] = (),
     loaded: Container[str] = (),
-) -> Sequence[Chosen]:
+) -> Sequence[MirroredPackage]:
     """Return a decision on every distribution that ``roots`` and their requirements name, by name.
 
     Args:
@@ -440,7 +411,7 @@ def choose(
     _leave_dependents_out(here, needed, reasons, frozenset(exclude))
     _refuse_contradictions(here, [name for name in needed if name not in reasons])
     return [
-        Chosen(
+        MirroredPackage(
             distribution=here[name],
             needed_by=tuple(sorted(each for each in needed[name] if each not in reasons)),
             left_out=reasons.get(name, ""),
@@ -499,23 +470,6 @@ def is_vendors_build(version: str) -> bool:
 def public_version(version: str) -> str:
     """Return the version without the label of an accelerator's build; other labels stay."""
     return version.partition("+")[0] if is_accelerators_build(version) else version
-
-
-def unknown_name(parameter: str, name: str, here: Mapping[str, Distribution], imports: Mapping[str, str]) -> str:
-    """Return the message for a name in ``only`` or ``exclude`` that is not installed.
-
-    Args:
-        parameter: the parameter's name.
-        name: the given name.
-        here: the installed distributions.
-        imports: names of modules to the distributions that have them.
-    """
-    if name in imports:
-        hint = f"{name} is a module of {imports[name]}: write that"
-    else:
-        near = difflib.get_close_matches(canonicalize_name(name), here, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`skyward env` lists the names"
-    return f"{parameter} names {name!r}, which is not installed here: {hint}"
 
 
 def _required(distribution: Distribution, extras: Collection[str], loaded: Container[str]) -> Iterator[Requirement]:
@@ -635,16 +589,15 @@ def lack_of(function: Callable[..., Any], image: ImageSettings, *, missing: str 
         return Lack(needed=())
     here = installed_distributions()
     needed = distributions_of(modules, here)
-    names, unknown = _listed(image, here)
-    engine = [canonicalize_name(pin.partition("==")[0]) for pin in engine_pins()]
-    given = closure(here, [*names, *engine])
+    names = [name_in(line) for line in image.pip]  # empty for a path or an address
+    given = closure(here, [*names, *_engine()])
     included = {PurePath(path).stem for path in image.includes}
     lacking = [
         each
         for name, each in sorted(needed.items())
         if name not in given and each.module.partition(".")[0] not in included and not travels(each.module)
     ]
-    sure = not unknown and "PYTHONPATH" not in image.env
+    sure = here.keys() >= {*names} and "PYTHONPATH" not in image.env
     return Lack(needed=lacking, sure=sure, mirrors=image.mirrors)
 
 
@@ -663,18 +616,3 @@ def with_all_missing(
         if "Image(pip=" not in note:  # the message says it for all
             complete.add_note(note)
     return complete
-
-
-def _listed(image: ImageSettings, here: InstalledDistributions) -> tuple[Sequence[str], bool]:
-    """Return the image's requirements that are installed here, and True if there are others."""
-    names: list[str] = []
-    unknown = False
-    for line in image.pip:
-        try:
-            name = canonicalize_name(Requirement(line).name)
-        except InvalidRequirement:  # a path or an address
-            unknown = True
-            continue
-        names.append(name)
-        unknown = unknown or name not in here
-    return names, unknown
