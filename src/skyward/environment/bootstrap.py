@@ -10,7 +10,7 @@ import platform
 import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -365,14 +365,7 @@ class _Machine:
         if completed.exit_code:
             self._fail(step, completed)
         after = _parsed(completed.stdout)
-        return _Survey(
-            needed=survey.needed,
-            sent=survey.sent,
-            variables=survey.variables,
-            pip_settings=survey.pip_settings,
-            environment=after.environment,
-            path=after.path,
-        )
+        return replace(survey, environment=after.environment, path=after.path)
 
     def error(self, step: str, why: str, tail: str, log_path: str = "") -> BootstrapError:
         """Return the error of a failed step, with the log's end and without secrets."""

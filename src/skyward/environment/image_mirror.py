@@ -47,7 +47,6 @@ from skyward.request.image import EnvVars, ImageSettings
 
 AnyImage = TypeVar("AnyImage", bound=ImageSettings)
 
-_OTHER_SOURCES = "this machine's package sources"
 _TORCH = frozenset({"torch", "torchvision", "torchaudio", "torchtext", "torchdata"})
 
 
@@ -95,23 +94,28 @@ class MirroredPackage:
 
     @property
     def source(self) -> str:
-        """The place that nodes get it from with the note on it, or the reason for which they do not get it."""
-        if self.left_out:
-            return f"left out: {self.left_out}"
-        return f"{self._place} ({self.note})" if self.note else self._place
-
-    @property
-    def _place(self) -> str:
+        """The place that nodes get it from; empty if they do not get it."""
         origin, place = self.distribution.origin, self.distribution.place
+        if self.left_out:
+            return ""
+        if self.wheel is None and origin is Origin.ADDRESS:
+            return urlsplit(place).hostname or "its address"
         if self.wheel is None:
-            if origin is Origin.ADDRESS:
-                return urlsplit(place).hostname or "its address"
             is_build = is_accelerators_build(self.version)
             return "index, the build for the node's processors or GPUs" if is_build else "index"
         if origin is Origin.FILES:
             return "sent as installed here"
         made = origin in (Origin.FOLDER, Origin.REPOSITORY) or not place.endswith(".whl")
-        return f"built here from {place}" if made and place else f"sent from {place or _OTHER_SOURCES}"
+        if made and place:
+            return f"built here from {place}"
+        return f"sent from {place}" if place else "sent from this machine's package sources"
+
+    @property
+    def shown_source(self) -> str:
+        """The source with the note on it, or the reason for which there is none."""
+        if self.left_out:
+            return f"left out: {self.left_out}"
+        return f"{self.source} ({self.note})" if self.note else self.source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,7 @@ class ImageMirror:
 
     def table(self) -> str:
         """Return the packages as text, one a line."""
-        rows = [(each.name, each.version, each.source) for each in self.packages]
+        rows = [(each.name, each.version, each.shown_source) for each in self.packages]
         widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
         lines = [f"{name:{widths[0]}}  {version:{widths[1]}}  {source}" for name, version, source in rows]
         taken = len(self.requirements)

@@ -14,14 +14,23 @@ from typing import Any, cast
 
 from skyward.environment.installed import InstalledDistributions, Origin
 from skyward.shipping.pickling import goes_by_name
-from skyward.shipping.references import function_parts, global_values, imports_in, imports_of, names_in
+from skyward.shipping.references import (
+    SourceImports,
+    function_parts,
+    global_values,
+    imports_in,
+    imports_of,
+    names_in,
+)
 from skyward.shipping.sources import (
     OWN_PACKAGES,
     Way,
     is_installed_at,
     is_the_users,
     packages_around,
+    place_of,
     sources_of,
+    stated_place,
     way_of,
 )
 from skyward.wire.messages import ModuleSource
@@ -78,7 +87,7 @@ def needs_of_program(here: InstalledDistributions) -> Mapping[str, Needed]:
             names.setdefault(name, module.__name__)
         names.setdefault(module.__name__, "this program")  # a module of an editable installation
     for source in sources_of(names):
-        for name in _imports_of_source(source):
+        for name in _imports_of_source(source).required:
             names.setdefault(name, source.name)
         names.setdefault(source.name, "this program")
     return distributions_of(names, here)
@@ -163,24 +172,13 @@ def _editable_owner(module: str, here: InstalledDistributions) -> Collection[str
     if by_name:
         return by_name
     module_here = sys.modules.get(package)
-    place = _file_of(module_here) if module_here is not None else _place_of(package)
-    if place is None:
+    location = stated_place(module_here) if module_here is not None else place_of(importlib.util.find_spec(package))
+    if location is None:
         return ()
+    place = Path(location)
     roots = {place.parent, place.parent.parent} if place.name == "__init__.py" else {place.parent}
     editable = [each for each in here.values() if each.origin is Origin.FOLDER and each.imports]
     return [each.name for each in editable if any(Path(folder) in roots for folder in each.imports)]
-
-
-def _place_of(package: str) -> Path | None:
-    """Return the file of a top-level module that is not imported yet."""
-    spec = importlib.util.find_spec(package)
-    location = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
-    return Path(location) if location else None
-
-
-def _file_of(module: ModuleType | None) -> Path | None:
-    location = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    return Path(location) if location else None
 
 
 def _is_on_every_node(package: str) -> bool:
@@ -210,9 +208,8 @@ def _imports_of_module(module: ModuleType) -> Iterator[str]:
             yield from imports_of(function)
 
 
-def _imports_of_source(source: ModuleSource) -> frozenset[str]:
-    package = source.name if source.is_package else source.name.rpartition(".")[0]
-    return imports_in(source.text, package).required
+def _imports_of_source(source: ModuleSource) -> SourceImports:
+    return imports_in(source.text, source.name if source.is_package else source.name.rpartition(".")[0])
 
 
 def _used_of_modules(function: FunctionType) -> Iterator[object]:
@@ -236,8 +233,7 @@ def _imported_with(module: str) -> Iterator[tuple[str, str]]:
     while waiting:
         source = sources[waiting.pop()]
         seen.add(source.name)
-        package = source.name if source.is_package else source.name.rpartition(".")[0]
-        for name in imports_in(source.text, package).first:
+        for name in _imports_of_source(source).first:
             own = {name, *packages_around(name)} & sources.keys()
             waiting |= own - seen
             if not own:
@@ -252,8 +248,7 @@ def _imported_while_running(value: FunctionType, *, conditional: bool) -> Iterat
     names = imports_of(value) - here.optional - (frozenset() if conditional else here.conditional)
     yield from ((name, _name_of(value)) for name in names)
     for source in sources_of(names):
-        package = source.name if source.is_package else source.name.rpartition(".")[0]
-        yield from ((name, source.name) for name in imports_in(source.text, package).first)
+        yield from ((name, source.name) for name in _imports_of_source(source).first)
 
 
 def _module_of(value: object) -> str | None:

@@ -211,19 +211,6 @@ class IncludedFile:
     link: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExcludedPath:
-    """File or folder below an included folder that stays here.
-
-    Attributes:
-        path: its path.
-        why: what it is: ``"repository"``, ``"environment"``, ``"cache"``, ``"compiled Python"``, ``".gitignore"``.
-    """
-
-    path: Path
-    why: str
-
-
 def included_files(includes: Sequence[str]) -> tuple[IncludedFile, ...]:
     """Return the files to send; see :func:`select_files`."""
     return select_files(includes)[0]
@@ -240,17 +227,21 @@ def describe_includes(includes: Sequence[str]) -> Iterator[str]:
             f"({_size(largest.path.stat().st_size)}). A volume, or an argument of calls, is better for data"
         )
     if left_out:
-        counted = _Counted()
-        listed = [f"{name} ({_size(counted.size_of(paths))})" for name, paths in _grouped(left_out).items()]
-        more = " or more" if counted.is_full else ""
+        looks = iter(range(_COUNTED))
+        sizes = {
+            name: sum(_bytes_of(file) for file, _ in zip(_files_in(paths), looks, strict=False))
+            for name, paths in _grouped(left_out).items()
+        }
+        listed = [f"{name} ({_size(count)})" for name, count in sizes.items()]
+        more = " or more" if next(looks, None) is None else ""
         yield (
             f"includes leave out {', '.join(listed)}{more}: repositories, environments, caches and what git ignores. "
             "A file that is named itself is sent"
         )
 
 
-def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tuple[ExcludedPath, ...]]:
-    """Return all files below the paths in ``includes``, each path under its last name, and what is left out of them.
+def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], Mapping[Path, str]]:
+    """Return all files below the paths in ``includes``, each path under its last name, and what is left out, with why.
 
     Left out are repositories' own files, Python environments, caches, compiled Python, and what git ignores; never a
     path that is named itself.
@@ -258,7 +249,10 @@ def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tup
     Raises :class:`~skyward.errors.ConfigurationError`, which names the path: it does not exist, would bring this
     program's whole folder, has another one's name, holds a link that leads out of it, or nothing of it would be sent.
     """
-    roots = [(parameter, Path(os.path.abspath(os.path.expanduser(path)))) for parameter, path in _numbered(includes)]
+    roots = [
+        (f"includes[{i}] ({path!r})", Path(os.path.abspath(os.path.expanduser(path))))
+        for i, path in enumerate(includes)
+    ]
     names: dict[str, Path] = {}
     for parameter, root in roots:
         if not root.exists():
@@ -271,18 +265,19 @@ def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], tup
         if names.setdefault(root.name, root) != root:
             raise ConfigurationError(f"{parameter} is {root}, and {names[root.name]} has that name already")
     files: list[IncludedFile] = []
-    left_out: list[ExcludedPath] = []
+    left_out: dict[Path, str] = {}
     for parameter, root in roots:
-        count = len(left_out)
-        below = list(_below(parameter, root, left_out))
-        if len(left_out) > count and all(file.path.is_dir() and not file.link for file in below):
-            named = ", ".join(str(each.path) for each in left_out[count : count + 3])
+        without: dict[Path, str] = {}
+        below = list(_below(parameter, root, without))
+        if without and all(file.path.is_dir() and not file.link for file in below):
+            named = ", ".join(map(str, [*without][:3]))
             raise ConfigurationError(
                 f"{parameter} would send nothing: all of it is ignored by git, or belongs to a repository, an "
                 f"environment or a cache ({named}). Name the files themselves, which are sent then"
             )
         files += below
-    return tuple(files), tuple(left_out)
+        left_out |= without
+    return tuple(files), left_out
 
 
 def pack_files(files: Iterable[IncludedFile], into: IO[bytes]) -> None:
@@ -318,12 +313,7 @@ def _add_content(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) 
             raise
 
 
-def _numbered(includes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for i, path in enumerate(includes):
-        yield f"includes[{i}] ({path!r})", path
-
-
-def _below(parameter: str, root: Path, left_out: list[ExcludedPath]) -> Iterator[IncludedFile]:
+def _below(parameter: str, root: Path, left_out: dict[Path, str]) -> Iterator[IncludedFile]:
     top = root.resolve()
     yield _entry(parameter, root.name, top, top)
     if not top.is_dir():
@@ -337,7 +327,7 @@ def _below(parameter: str, root: Path, left_out: list[ExcludedPath]) -> Iterator
             why = unwanted(path, is_folder=is_folder)
             why = why or (".gitignore" if rules.ignores(path, is_folder=is_folder) else "")
             if why:
-                left_out.append(ExcludedPath(path=path, why=why))
+                left_out[path] = why
             else:
                 kept.append(path)
         folders[:] = sorted({path.name for path in kept}.intersection(folders))
@@ -345,50 +335,30 @@ def _below(parameter: str, root: Path, left_out: list[ExcludedPath]) -> Iterator
             yield _entry(parameter, root.name, top, path)
 
 
-def _grouped(left_out: Sequence[ExcludedPath]) -> Mapping[str, Sequence[Path]]:
+def _grouped(left_out: Mapping[Path, str]) -> Mapping[str, Sequence[Path]]:
     """Return what is left out by what it is called in a message: folders by name, files by the reason."""
     groups: dict[str, list[Path]] = {}
-    for each in left_out:
-        is_ignored = each.why in (".gitignore", "compiled Python")
-        groups.setdefault(each.why if is_ignored else each.path.name, []).append(each.path)
+    for path, why in left_out.items():
+        groups.setdefault(why if why in (".gitignore", "compiled Python") else path.name, []).append(path)
     return {
         name if len(paths) == 1 and paths[0].name == name else f"{len(paths)} x {name}": paths
         for name, paths in groups.items()
     }
 
 
-class _Counted:
-    """Sizes of files and folders, of so many files that it takes no time that anyone notices."""
-
-    def __init__(self) -> None:
-        self._left = _COUNTED
-
-    @property
-    def is_full(self) -> bool:
-        """True if not all files could be looked at."""
-        return self._left <= 0
-
-    def size_of(self, paths: Iterable[Path]) -> int:
-        """Return the size of files, and of those in folders, in bytes."""
-        return sum(self._size(file) for path in paths for file in self._files(path))
-
-    def _files(self, path: Path) -> Iterator[str]:
+def _files_in(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
         if path.is_symlink() or not path.is_dir():
-            yield str(path)
-            return
-        for here, _, files in os.walk(path):
-            for name in files:
-                if self._left <= 0:
-                    return
-                self._left -= 1
-                yield os.path.join(here, name)
+            yield path
+        else:
+            yield from (Path(folder, name) for folder, _, files in os.walk(path) for name in files)
 
-    @staticmethod
-    def _size(path: str) -> int:
-        try:
-            return os.lstat(path).st_size
-        except OSError:
-            return 0
+
+def _bytes_of(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _size(count: int) -> str:

@@ -53,7 +53,7 @@ _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 def is_the_users(module: ModuleType) -> bool:
     """Return True if an imported module comes from a file of the user's own."""
-    place = place_of(getattr(module, "__spec__", None)) or _stated_place(module)
+    place = place_of(getattr(module, "__spec__", None)) or stated_place(module)
     return place is not None and not is_installed_at(module.__name__, place)
 
 
@@ -66,7 +66,8 @@ def place_of(spec: ModuleSpec | None) -> str | None:
     return next(iter(spec.submodule_search_locations or ()), None)
 
 
-def _stated_place(module: ModuleType) -> str | None:
+def stated_place(module: ModuleType) -> str | None:
+    """Return the path that an imported module states as its own; None if it states none."""
     place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     return place if isinstance(place, str) else None
 
