@@ -135,16 +135,16 @@ class ImageMirror:
     @property
     def requirements(self) -> Sequence[str]:
         """Requirements in pip's notation."""
-        return [each.requirement for each in self.packages if each.requirement]
+        return [package.requirement for package in self.packages if package.requirement]
 
     @property
     def wheel_folders(self) -> Sequence[str]:
         """Folders of this machine, each with one wheel."""
-        return [str(each.wheel.parent) for each in self.packages if each.wheel is not None]
+        return [str(package.wheel.parent) for package in self.packages if package.wheel is not None]
 
     def table(self) -> str:
         """Return the packages as text, one a line."""
-        rows = [(each.name, each.version, each.shown_source) for each in self.packages]
+        rows = [(package.name, package.version, package.shown_source) for package in self.packages]
         widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
         lines = [f"{name:{widths[0]}}  {version:{widths[1]}}  {source}" for name, version, source in rows]
         taken = len(self.requirements)
@@ -152,7 +152,7 @@ class ImageMirror:
 
     def added_to(self, image: AnyImage) -> AnyImage:
         """Return an image with these packages; its own index, variables and places of wheels come first."""
-        taken = {each.name for each in self.packages if each.requirement}
+        taken = {package.name for package in self.packages if package.requirement}
         backend = {"UV_TORCH_BACKEND": "auto"} if taken & _TORCH else {}  # uv picks PyTorch's build by the machine
         return replace(
             image,
@@ -278,19 +278,19 @@ def _mirror(
     """
     here = sources_here(image)
     packages, found = _looked_up(packages, here, sources_of_nodes(image))
-    packages = [_settled(each, found, is_named=each.name in named, required=required) for each in packages]
-    _refuse_missing([each for each in packages if not each.left_out and _is_missing(each, found)])
+    packages = [_settled(package, found, is_named=package.name in named, required=required) for package in packages]
+    _refuse_missing([package for package in packages if not package.left_out and _is_missing(package, found)])
     variables = {**variables_for_pip(here), **variables_for_uv(here)}
     complete: list[MirroredPackage] = []
     failures: list[ConfigurationError] = []
-    for each in packages:
-        if each.left_out or not (each.name in found.only_here or _is_made_here(each.distribution)):
-            complete.append(each)
+    for package in packages:
+        if package.left_out or not (package.name in found.only_here or _is_made_here(package.distribution)):
+            complete.append(package)
             continue
         if report is not None:
-            report(f"making a wheel of {each.name} from {each.distribution.place or 'the package sources'}")
+            report(f"making a wheel of {package.name} from {package.distribution.place or 'the package sources'}")
         try:
-            complete.append(replace(each, wheel=local_wheel(each.distribution, variables)))
+            complete.append(replace(package, wheel=local_wheel(package.distribution, variables)))
         except ConfigurationError as error:
             failures.append(error)
     if failures:
@@ -303,19 +303,29 @@ def _looked_up(
 ) -> tuple[Sequence[MirroredPackage], Availability]:
     """Look for packages in the indexes; a vendor's build that none has becomes the release it was made from."""
     found = check_pins(_pins(packages), here=here, nodes=nodes)
-    builds = {each.name for each in packages if each.name in found.nowhere and is_vendors_build(each.version)}
+    builds = {
+        package.name for package in packages if package.name in found.nowhere and is_vendors_build(package.version)
+    }
     if not builds:
         return packages, found
-    packages = [_release(each) if each.name in builds else each for each in packages]
+    packages = [_release(package) if package.name in builds else package for package in packages]
     return packages, check_pins(_pins(packages), here=here, nodes=nodes)
 
 
 def _pins(packages: Sequence[MirroredPackage]) -> Mapping[str, str]:
-    return {each.name: each.version for each in packages if not each.left_out and _is_pinned(each.distribution)}
+    return {
+        package.name: package.version
+        for package in packages
+        if not package.left_out and _is_pinned(package.distribution)
+    }
 
 
-def _is_pinned(each: Distribution) -> bool:
-    return bool(each.version) and each.origin is Origin.INDEX and not is_accelerators_build(each.version)
+def _is_pinned(distribution: Distribution) -> bool:
+    return (
+        bool(distribution.version)
+        and distribution.origin is Origin.INDEX
+        and not is_accelerators_build(distribution.version)
+    )
 
 
 def _release(package: MirroredPackage) -> MirroredPackage:
@@ -326,17 +336,19 @@ def _release(package: MirroredPackage) -> MirroredPackage:
 
 def _settled(package: MirroredPackage, found: Availability, *, is_named: bool, required: bool) -> MirroredPackage:
     """Return a package with what takes the place of its source, if it has none that is usable."""
-    each = package.distribution
+    installed = package.distribution
     if package.left_out:
         return package
-    if not each.version and (is_named or not required):
+    if not installed.version and (is_named or not required):
         return replace(package, left_out="its metadata is damaged and states no version: install it again")
-    homeless = each.name in found.nowhere or each.needs_login
-    if homeless and each.version and each.pure_files:  # what is installed can run on other machines
-        note = each.note or ("its URL held a password" if each.needs_login else f"no index has {each.version}")
-        return replace(package, distribution=replace(each, origin=Origin.FILES, note=note))
+    homeless = installed.name in found.nowhere or installed.needs_login
+    if homeless and installed.version and installed.pure_files:  # what is installed can run on other machines
+        note = installed.note or (
+            "its URL held a password" if installed.needs_login else f"no index has {installed.version}"
+        )
+        return replace(package, distribution=replace(installed, origin=Origin.FILES, note=note))
     if is_named and _is_missing(package, found):
-        return replace(package, left_out=f"no index has {each.version}, and pip= names it")
+        return replace(package, left_out=f"no index has {installed.version}, and pip= names it")
     return package
 
 
@@ -345,15 +357,17 @@ def _is_missing(package: MirroredPackage, found: Availability) -> bool:
     return nowhere or not package.version
 
 
-def _is_made_here(each: Distribution) -> bool:
-    return each.needs_login or each.origin not in (Origin.INDEX, Origin.ADDRESS)
+def _is_made_here(distribution: Distribution) -> bool:
+    return distribution.needs_login or distribution.origin not in (Origin.INDEX, Origin.ADDRESS)
 
 
 def _refuse_missing(missing: Sequence[MirroredPackage]) -> None:
     if not missing:
         return
-    named = [f"{each.name} {each.distribution.version or '(no version)'} ({_why(each)})" for each in missing]
-    names = [each.name for each in missing]
+    named = [
+        f"{package.name} {package.distribution.version or '(no version)'} ({_why(package)})" for package in missing
+    ]
+    names = [package.name for package in missing]
     raise ConfigurationError(
         f"no package index of this machine has {', '.join(named)}, and its metadata states no folder to build it from. "
         "Install it from its folder or from an index; or name an index that has it in pip's configuration; or let "
@@ -417,7 +431,7 @@ def choose(
     return [
         MirroredPackage(
             distribution=here[name],
-            needed_by=tuple(sorted(each for each in needed[name] if each not in reasons)),
+            needed_by=tuple(sorted(dependent for dependent in needed[name] if dependent not in reasons)),
             left_out=reasons.get(name, ""),
         )
         for name in sorted(needed)
@@ -520,7 +534,9 @@ def _leave_dependents_out(
     while waiting:
         gone = waiting.pop()
         for name in needed[gone]:
-            requires = {canonicalize_name(each.name) for each in here[name].requires if _holds(each)}
+            requires = {
+                canonicalize_name(requirement.name) for requirement in here[name].requires if _holds(requirement)
+            }
             if gone in requires and name not in reasons:
                 reasons[name] = f"requires {gone}, which is left out"
                 waiting.append(name)
@@ -567,17 +583,17 @@ class Lack:
     @property
     def names(self) -> Sequence[str]:
         """Names of the distributions."""
-        return [each.name for each in self.needed]
+        return [lacked.name for lacked in self.needed]
 
     def described(self) -> str:
         """Return the list with the importers, and the ways to give nodes these packages."""
-        each = ", ".join(
-            f"{each.name} (imported by {each.importer.removesuffix('.__wrapped__')})" for each in self.needed
+        listed = ", ".join(
+            f"{needed.name} (imported by {needed.importer.removesuffix('.__wrapped__')})" for needed in self.needed
         )
         if self.mirrors:
-            return f"{each}. Add them: pip={list(self.names)!r}"
+            return f"{listed}. Add them: pip={list(self.names)!r}"
         return (
-            f"{each}. Let nodes have what this program imports, which is the default without Image(mirror=False), "
+            f"{listed}. Let nodes have what this program imports, which is the default without Image(mirror=False), "
             f"Image.mirror(…) and SKYWARD_MIRROR=0; or add them: pip={list(self.names)!r}"
         )
 
@@ -597,9 +613,11 @@ def lack_of(function: Callable[..., Any], image: ImageSettings, *, missing: str 
     given = closure(here, [*names, *_engine()])
     included = {PurePath(path).stem for path in image.includes}
     lacking = [
-        each
-        for name, each in sorted(needed.items())
-        if name not in given and each.module.partition(".")[0] not in included and not travels(each.module)
+        distribution
+        for name, distribution in sorted(needed.items())
+        if name not in given
+        and distribution.module.partition(".")[0] not in included
+        and not travels(distribution.module)
     ]
     sure = here.keys() >= {*names} and "PYTHONPATH" not in image.env
     return Lack(needed=lacking, sure=sure, mirrors=image.mirrors)

@@ -119,9 +119,9 @@ def needs_of(function: Callable[..., Any], *, conditional: bool = False) -> Mapp
         if _goes_by_name(value, module):
             names = dict(_imported_with(module)) | names
         used = reached.runs and not isinstance(value, ModuleType)
-        waiting += [_Reference(each, importer, runs=used) for each in _referred(value, module)]
+        waiting += [_Reference(referred, importer, runs=used) for referred in _referred(value, module)]
         if reached.runs and isinstance(value, FunctionType):
-            waiting += [_Reference(each, importer, runs=True) for each in _used_of_modules(value)]
+            waiting += [_Reference(referred, importer, runs=True) for referred in _used_of_modules(value)]
             for name, where in _imported_while_running(value, conditional=conditional):
                 names.setdefault(name, where)
     return names
@@ -177,8 +177,12 @@ def _editable_owner(module: str, here: InstalledDistributions) -> Collection[str
         return ()
     place = Path(location)
     roots = {place.parent, place.parent.parent} if place.name == "__init__.py" else {place.parent}
-    editable = [each for each in here.values() if each.origin is Origin.FOLDER and each.imports]
-    return [each.name for each in editable if any(Path(folder) in roots for folder in each.imports)]
+    editable = [
+        distribution for distribution in here.values() if distribution.origin is Origin.FOLDER and distribution.imports
+    ]
+    return [
+        distribution.name for distribution in editable if any(Path(folder) in roots for folder in distribution.imports)
+    ]
 
 
 def _is_on_every_node(package: str) -> bool:
@@ -293,7 +297,7 @@ def _referred(value: object, module: str) -> Iterator[object]:
         case staticmethod() | classmethod():
             yield cast("Any", value).__func__
         case property():
-            yield from (each for each in (value.fget, value.fset, value.fdel) if each is not None)
+            yield from (accessor for accessor in (value.fget, value.fset, value.fdel) if accessor is not None)
         case _:
             yield type(value)
 
