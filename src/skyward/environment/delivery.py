@@ -78,24 +78,16 @@ class Grants:
         self._granted_at, self._here = SYSTEM_CLOCK.elapsed(), here
 
 
-class _Archives:
-    """Packed files on this machine's disk, each shared by the nodes that are prepared at the same time."""
-
-    # In memory an archive for six nodes took six times its size. The mapped file is gone once no node refers to it.
-
-    def __init__(self) -> None:
-        self._packings: WeakValueDictionary[tuple[str, ...], asyncio.Task[mmap.mmap]] = WeakValueDictionary()
-
-    def get_packing(self, includes: Sequence[str]) -> asyncio.Task[mmap.mmap]:
-        """Return the archive of the includes that a node in preparation uses, else have one packed."""
-        key = tuple(includes)
-        packing = self._packings.get(key)
-        if packing is None or packing.get_loop() is not asyncio.get_running_loop():
-            packing = self._packings[key] = asyncio.create_task(asyncio.to_thread(_pack, key))
-        return packing
+# In memory an archive for six nodes took six times its size. The mapped file is gone once no node refers to it.
+_packings: Final[WeakValueDictionary[tuple[str, ...], asyncio.Task[mmap.mmap]]] = WeakValueDictionary()
 
 
-_ARCHIVES: Final = _Archives()
+def _packing_of(includes: tuple[str, ...]) -> asyncio.Task[mmap.mmap]:
+    """Return the archive of the includes that a node in preparation uses, else have one packed."""
+    packing = _packings.get(includes)
+    if packing is None or packing.get_loop() is not asyncio.get_running_loop():
+        packing = _packings[includes] = asyncio.create_task(asyncio.to_thread(_pack, includes))
+    return packing
 
 
 def _pack(includes: Sequence[str]) -> mmap.mmap:
@@ -113,7 +105,7 @@ async def deliver_includes(image: ImageSettings, transport: Transport, *, folder
     if not image.includes:
         return
     try:
-        packing = _ARCHIVES.get_packing(image.includes)
+        packing = _packing_of(image.includes)
         archive = await asyncio.shield(packing)
     except (ConfigurationError, OSError) as error:
         raise BootstrapError(

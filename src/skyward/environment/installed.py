@@ -217,12 +217,9 @@ class _Metadata:
             name=name,
             version=self._version,
             requires=tuple(self._requirements()),
-            origin=source.origin,
-            place=source.place,
             imports=tuple(self._import_folders()) if source.origin is Origin.FOLDER else (),
-            needs_login=source.needs_login,
-            note=source.note,
             metadata=self._place,
+            **source._asdict(),
         )
 
     def top_levels(self, name: str) -> Iterator[str]:

@@ -98,16 +98,8 @@ def _has_extra(found: importlib.metadata.Distribution, extra: str) -> bool:
 
 def _key(image: ImageSettings, requirements: Sequence[str]) -> str:
     """Return an environment's name, a hash of its whole content, Skyward's own files included."""
-    digest = hashlib.blake2b(digest_size=10)
-    for text in (
-        content_hash(image, pins=engine_pins()),
-        sys.version,
-        sys.executable,
-        own_wheel().digest,
-        *requirements,
-    ):
-        digest.update(f"{text}\n".encode())
-    return digest.hexdigest()
+    parts = [content_hash(image, pins=engine_pins()), sys.version, sys.executable, own_wheel().digest, *requirements]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=10).hexdigest()
 
 
 async def _run(build: _Build) -> None:
