@@ -6,7 +6,10 @@ import asyncio
 import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine
+from operator import methodcaller
 from typing import Any, TypeVar
+
+import msgpack
 
 from skyward.base.waiting import SystemClock
 from skyward.wire.link import Connection
@@ -161,7 +164,7 @@ class SimulatedConnection(Connection):
 
     def write(self, message: Any) -> None:
         """See :meth:`Connection.write`."""
-        self._written.append(message)
+        self._written.append(msgpack.unpackb(msgpack.packb(message, default=methodcaller("to_wire")), use_list=False))
 
     def send(self) -> bool:
         """See :meth:`Connection.send`."""
