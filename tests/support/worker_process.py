@@ -34,6 +34,7 @@ class WorkerProcess:
         self._process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __enter__(self) -> Self:
+        self.call(int)  # before its first answer it may still have no command line, by which leaks are told
         return self
 
     def __exit__(self, *_: object) -> None:
