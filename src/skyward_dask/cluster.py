@@ -35,7 +35,6 @@ from skyward_dask.dask_parts import Adaptive, Cluster, check_parts
 from skyward_dask.security import PoolSecurity
 from skyward_dask.settings import seconds, setting
 from skyward_dask.sizing import (
-    Bounds,
     SizeParams,
     WorkerSize,
     fewest_workers,
@@ -596,27 +595,26 @@ class SkywardCluster(Cluster):
         """
         fewest = SizeParams(prefix="minimum_", workers=minimum, cores=minimum_cores, memory=minimum_memory)
         most = SizeParams(prefix="maximum_", workers=maximum, cores=maximum_cores, memory=maximum_memory)
-        bounds = self._bounds(fewest, most)
+        lowest, highest = self._bounds(fewest, most)
         return super().adapt(
             Adaptive=Adaptive,
-            minimum=bounds.minimum,
-            maximum=bounds.maximum,
+            minimum=lowest,
+            maximum=highest,
             interval=_duration("interval", interval),
             wait_count=worker_count("wait_count", setting("adaptive.wait-count") if wait_count is None else wait_count),
             target_duration=_duration("target_duration", target_duration),
             **kwargs,
         )
 
-    def _bounds(self, fewest: SizeParams, most: SizeParams) -> Bounds:
+    def _bounds(self, fewest: SizeParams, most: SizeParams) -> tuple[int, float]:
         status, size = self._open_status(), self._size()
         if fewest.is_open:
             fewest = SizeParams(prefix="minimum_", workers=setting("adaptive.minimum"))
         minimum = fewest_workers(fewest, size)
         maximum = self._default_maximum(minimum, status) if most.is_open else most_workers(most, size)
-        bounds = whole_bounds(minimum, maximum, status.workers_per_node)
         if minimum == 0:
             self._log_head_stays("adapt(minimum=0)", status)
-        return bounds
+        return whole_bounds(minimum, maximum, status.workers_per_node)
 
     def _default_maximum(self, minimum: int, status: FleetStatus) -> float:
         """Return the maximum of the settings, else the highest number requested so far, which limits the cost."""

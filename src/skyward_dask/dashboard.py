@@ -12,10 +12,9 @@ import binascii
 import hashlib
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from enum import Enum, auto
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
 import dask.config as dask_config
@@ -143,17 +142,6 @@ class _Server(HTTPServer):
             stream.close()
 
 
-class _Verdict(Enum):
-    ADMITTED = auto()
-    """The cookie or the password is right: the pages answer."""
-    INTRODUCED = auto()
-    """The URL holds the right token: the answer is a cookie, and the way to the same URL without the token."""
-    FOREIGN = auto()
-    """A page of another site sent it, with the credentials that the browser adds by itself."""
-    UNKNOWN = auto()
-    """No token, or a wrong one: the answer makes the browser request it."""
-
-
 class Gate(Router):
     """Access control of a web application that decides about every request from its headers alone.
 
@@ -171,24 +159,45 @@ class Gate(Router):
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """See tornado's ``Router``."""
-        verdict = self._judge(request)
-        if verdict is _Verdict.ADMITTED:
-            for name in ("Authorization", "Cookie"):
-                request.headers.pop(name, None)
-            return self._application.find_handler(request, **kwargs)
-        answer = {"verdict": verdict, "cookie": (self._cookie, self._token)}
-        return self._desk.get_handler_delegate(request, _Refusal, answer)
-
-    def _judge(self, request: HTTPServerRequest) -> _Verdict:
         origin = request.headers.get("Origin")
         if origin is not None and origin.lower().partition("://")[2] != request.host.lower():
-            return _Verdict.FOREIGN
+            # The browser adds its credentials by itself to what a page of another site sends.
+            return self._answer(request, 403, text="A page of another site may not use this dashboard.\n")
         if given := request.query_arguments.get("token"):
-            return _Verdict.INTRODUCED if self._is_token(given[-1]) else _Verdict.UNKNOWN
+            return self._lead_to_page(request) if self._is_token(given[-1]) else self._ask_for_token(request)
         cookies = parse_cookie(request.headers.get("Cookie", ""))
-        known = self._is_token(cookies.get(self._cookie, "").encode())
-        known |= self._is_token(_password(request.headers.get("Authorization", "")))
-        return _Verdict.ADMITTED if known else _Verdict.UNKNOWN
+        password = _password(request.headers.get("Authorization", ""))
+        if not self._is_token(cookies.get(self._cookie, "").encode()) | self._is_token(password):
+            return self._ask_for_token(request)
+        for name in ("Authorization", "Cookie"):
+            request.headers.pop(name, None)
+        return self._application.find_handler(request, **kwargs)
+
+    def _lead_to_page(self, request: HTTPServerRequest) -> HTTPMessageDelegate:
+        """Answer the right token in a URL with a cookie, and the way to the same URL without the token."""
+        url, cookie = _without_token(request), (self._cookie, self._token)
+        if request.headers.get("Sec-Fetch-Site") == "cross-site":
+            # Redirected from another site's link, the browser would keep the cookie to itself: not so from this page.
+            return self._answer(request, 200, {"Refresh": f"0; url={url}"}, cookie=cookie)
+        return self._answer(request, 303, {"Location": url}, cookie=cookie)
+
+    def _ask_for_token(self, request: HTTPServerRequest) -> HTTPMessageDelegate:
+        """Answer no token, or a wrong one, such that the browser requests it."""
+        realm = {"WWW-Authenticate": 'Basic realm="The dashboard of a pool: its token is the password"'}
+        text = "Open this dashboard by its link, which holds the token, or give the token as password.\n"
+        return self._answer(request, 401, realm, text=text)
+
+    def _answer(
+        self,
+        request: HTTPServerRequest,
+        status: int,
+        headers: Mapping[str, str] | None = None,
+        *,
+        text: str = "",
+        cookie: tuple[str, str] | None = None,
+    ) -> HTTPMessageDelegate:
+        answer: dict[str, Any] = {"status": status, "headers": headers or {}, "text": text, "cookie": cookie}
+        return self._desk.get_handler_delegate(request, _GateAnswer, answer)
 
     def _is_token(self, given: bytes) -> bool:
         return secrets.compare_digest(given, self._token.encode())
@@ -209,42 +218,20 @@ def _password(authorization: str) -> bytes:
         return b""
 
 
-class _Refusal(RequestHandler):
-    """Answers of the gate itself, to any method."""
+class _GateAnswer(RequestHandler):
+    """Answer of the gate itself, to any method."""
 
-    def initialize(self, verdict: _Verdict, cookie: Sequence[str]) -> None:
-        self._verdict = verdict
-        self._cookie = cookie
+    def initialize(self, status: int, headers: Mapping[str, str], text: str, cookie: tuple[str, str] | None) -> None:
+        self.set_status(status)
+        fixed = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
+        for name, value in {**fixed, "Referrer-Policy": "no-referrer", **headers}.items():
+            self.set_header(name, value)
+        if cookie is not None:
+            self.set_cookie(*cookie, httponly=True, samesite="Strict")
+        self._text = text
 
     def prepare(self) -> None:
-        self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.set_header("Cache-Control", "no-store")
-        self.set_header("Referrer-Policy", "no-referrer")
-        match self._verdict:
-            case _Verdict.INTRODUCED:
-                name, token = self._cookie
-                self.set_cookie(name, token, httponly=True, samesite="Strict")
-                self._lead_to(_without_token(self.request))
-            case _Verdict.FOREIGN:
-                self.set_status(403)
-                self.finish("A page of another site may not use this dashboard.\n")
-            case _Verdict.UNKNOWN:
-                self.set_status(401)
-                self.set_header("WWW-Authenticate", 'Basic realm="The dashboard of a pool: its token is the password"')
-                self.finish("Open this dashboard by its link, which holds the token, or give the token as password.\n")
-            case _Verdict.ADMITTED:
-                raise AssertionError("the application answers an admitted request")
-            case _:
-                assert_never(self._verdict)
-
-    def _lead_to(self, url: str) -> None:
-        if self.request.headers.get("Sec-Fetch-Site") == "cross-site":
-            # Redirected from another site's link, the browser would keep the cookie to itself: not so from this page.
-            self.set_header("Refresh", f"0; url={url}")
-        else:
-            self.set_status(303)
-            self.set_header("Location", url)
-        self.finish()
+        self.finish(self._text)
 
 
 def _without_token(request: HTTPServerRequest) -> str:

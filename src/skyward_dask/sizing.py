@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -64,14 +64,6 @@ class SizeParams:
     def workers_name(self) -> str:
         """The name of the parameter for the number of workers."""
         return self.prefix.rstrip("_") or "n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Limits of adaptive scaling, in workers; both are multiples of a node's workers."""
-
-    minimum: int
-    maximum: float
 
 
 def worker_count(parameter: str, value: object) -> int:
@@ -178,12 +170,7 @@ def fewest_workers(asked: SizeParams, size: WorkerSize) -> int:
     Raises:
         ConfigurationError: a value is wrong; the message names the parameter.
     """
-    found = [0 if asked.workers is None else worker_count(asked.workers_name, asked.workers)]
-    if asked.cores is not None:
-        found.append(math.ceil(worker_count(f"{asked.prefix}cores", asked.cores) / size.threads))
-    if asked.memory is not None:
-        found.append(math.ceil(_memory_in_workers(f"{asked.prefix}memory", asked.memory, size)))
-    return max(found)
+    return math.ceil(max(_in_workers(asked, size), default=0))
 
 
 def most_workers(asked: SizeParams, size: WorkerSize) -> float:
@@ -192,17 +179,23 @@ def most_workers(asked: SizeParams, size: WorkerSize) -> float:
     Raises:
         ConfigurationError: a value is wrong; the message names the parameter.
     """
-    unbounded = asked.workers is None or asked.workers == math.inf
-    found = [math.inf if unbounded else worker_count(asked.workers_name, asked.workers)]
+    bounded = replace(asked, workers=None) if asked.workers == math.inf else asked
+    most = min(_in_workers(bounded, size), default=math.inf)
+    return most if most == math.inf else math.floor(most)
+
+
+def _in_workers(asked: SizeParams, size: WorkerSize) -> Iterator[float]:
+    """Yield the number of workers that each unit asks for, not rounded."""
+    if asked.workers is not None:
+        yield worker_count(asked.workers_name, asked.workers)
     if asked.cores is not None:
-        found.append(worker_count(f"{asked.prefix}cores", asked.cores) // size.threads)
+        yield worker_count(f"{asked.prefix}cores", asked.cores) / size.threads
     if asked.memory is not None:
-        found.append(math.floor(_memory_in_workers(f"{asked.prefix}memory", asked.memory, size)))
-    return min(found)
+        yield _memory_in_workers(f"{asked.prefix}memory", asked.memory, size)
 
 
-def whole_bounds(minimum: int, maximum: float, per_node: int) -> Bounds:
-    """Return both limits in whole nodes: the minimum rounded up, the maximum rounded down, at least one node.
+def whole_bounds(minimum: int, maximum: float, per_node: int) -> tuple[int, float]:
+    """Return both limits for whole nodes: the minimum rounded up, the maximum rounded down, at least one node.
 
     Raises:
         ConfigurationError: the minimum is above the maximum.
@@ -211,7 +204,7 @@ def whole_bounds(minimum: int, maximum: float, per_node: int) -> Bounds:
         raise ConfigurationError(f"minimum must not be above maximum ({maximum:g} workers), got {minimum}")
     fewest = nodes_for(minimum, per_node)
     most = math.inf if maximum == math.inf else max(int(maximum) // per_node, fewest)
-    return Bounds(minimum=fewest * per_node, maximum=most * per_node)
+    return fewest * per_node, most * per_node
 
 
 def _memory_in_workers(parameter: str, value: object, size: WorkerSize) -> float:

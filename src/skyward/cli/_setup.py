@@ -297,15 +297,5 @@ def env(*, only: Sequence[str], exclude: Sequence[str]) -> Answer:
     text: list[str | Rows] = [Rows(("name", "version", "source"), rows)]
     text.append(f"{len(mirror.requirements)} of {len(rows)} distributions; nothing was requested or bought")
     text += [f"The indexes were not asked: {mirror.unchecked}"] if mirror.unchecked else []
-    documents = [
-        {
-            "name": package.name,
-            "version": package.version,
-            "source": package.source,
-            "left_out": package.left_out,
-            "requirement": package.requirement,
-            "wheel": None if package.wheel is None else str(package.wheel),
-        }
-        for package in mirror.packages
-    ]
+    documents = [asdict(package) | {"wheel": package.wheel and str(package.wheel)} for package in mirror.packages]
     return Answer(document={"distributions": documents, "unchecked": mirror.unchecked}, text=text)

@@ -9,7 +9,6 @@ import pytest
 from skyward.errors import ConfigurationError
 from skyward.submission import FleetStatus, NodeStatus
 from skyward_dask.sizing import (
-    Bounds,
     SizeParams,
     WorkerSize,
     fewest_workers,
@@ -139,11 +138,11 @@ class TestUnits:
     @pytest.mark.parametrize(
         ("minimum", "maximum", "bounds"),
         [
-            (0, 6, Bounds(minimum=2, maximum=6)),
-            (3, 7, Bounds(minimum=4, maximum=6)),
-            (0, 1, Bounds(minimum=2, maximum=2)),
-            (0, math.inf, Bounds(minimum=2, maximum=math.inf)),
-            (3, 3, Bounds(minimum=4, maximum=4)),
+            (0, 6, (2, 6)),
+            (3, 7, (4, 6)),
+            (0, 1, (2, 2)),
+            (0, math.inf, (2, math.inf)),
+            (3, 3, (4, 4)),
         ],
     )
     def test_bounds_make_whole_nodes(self, minimum, maximum, bounds):
