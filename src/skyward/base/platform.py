@@ -75,7 +75,13 @@ def usable_cores() -> int:
 
 @contextmanager
 def readable_path(text: str) -> Generator[str]:
-    """Yield a path from which a short ASCII text can be read once, without a file that a crash would leave."""
+    """Yield a path from which a short ASCII text can be read once; only on Windows, a crash can leave a file."""
+    if sys.platform == "win32":
+        with tempfile.TemporaryDirectory(prefix="sky-") as folder:  # in the user's own folder there
+            path = Path(folder, "text")
+            path.write_text(text, encoding="ascii")
+            yield str(path)
+        return
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
         with open(os.memfd_create("text"), "w", encoding="ascii") as file:
             file.write(text)

@@ -1,4 +1,4 @@
-"""Import the client in an interpreter that lacks what Python lacks on Windows; print the number of its modules.
+"""Use the client in an interpreter that lacks what Python lacks on Windows; print the number of its modules.
 
 All of it is imported twice. What the standard library and other distributions have for Windows cannot run here, so
 these stay as they are; the client's modules are imported again.
@@ -6,6 +6,7 @@ these stay as they are; the client's modules are imported again.
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import importlib.util
 import mmap
@@ -13,12 +14,15 @@ import os
 import pkgutil
 import re
 import select
+import selectors
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
 CALLS = {
@@ -44,12 +48,32 @@ def main() -> None:
         del sys.modules[name]
     become_windows()
     import_all(names)
+    use_substitutes()
     import skyward as sky
 
     try:
         sky.Local()
     except sky.ConfigurationError as error:
         print(len(names), error)
+
+
+def use_substitutes() -> None:
+    from skyward.base import exits, loop, platform
+    from skyward.ledger.ownership import PoolFolder, is_in_use
+    from skyward.scheduling.certificates import issue
+    from skyward.wire.frames import client_context
+
+    assert len(platform.allocate_memory(10)) == 10
+    assert platform.elapsed_s() > 0
+    client_context(issue())
+    exits.hold()
+    exits.release()
+    thread = loop.acquire_loop()
+    assert thread.call(asyncio.sleep(0, "run")) == "run"
+    thread.release()
+    folder = PoolFolder("sky-1")
+    assert not is_in_use(folder.path)  # of this stand-in for msvcrt, which locks nothing
+    folder.close()
 
 
 def find_modules(package: str) -> Iterator[str]:
@@ -69,10 +93,14 @@ def import_all(names: list[str]) -> None:
 def become_windows() -> None:
     for name in MODULES:
         sys.modules[name] = None  # type: ignore[assignment]
-    sys.modules["msvcrt"] = ModuleType("msvcrt")
+    msvcrt: Any = ModuleType("msvcrt")
+    msvcrt.LK_NBLCK, msvcrt.locking = 2, lambda *_: None
+    sys.modules["msvcrt"] = msvcrt
+    socket.socketpair = partial(socket.socketpair, socket.AF_UNIX)  # Windows' Python has pairs of other sockets
     for module, names in CALLS.items():
         for name in [name for name in vars(module) if re.fullmatch(names, name)]:
             delattr(module, name)
+    importlib.reload(selectors)  # it has chosen epoll
     signal.SIGBREAK = signal.SIGTERM  # type: ignore[attr-defined]
     sys.platform = "win32"
 
