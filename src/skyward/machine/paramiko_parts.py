@@ -243,9 +243,16 @@ def end_handshake(client: Any) -> None:
     client.packetizer.complete_handshake()
 
 
-def hush(client: Any) -> None:
-    """Send paramiko's log of a connection to a logger of its own, silent unless the user has set its level."""
+def new_client(sock: LiveSocket | Channel, host: str, *, timeout_s: float, **options: Any) -> Any:
+    """Return a connection to a host over ``sock``, not started; each step of its start may take ``timeout_s``.
+
+    paramiko's log of it goes to a logger of its own, silent unless the user has set its level.
+    """
+    client = client_class()(sock, **options)
+    client.name = f"skyward-ssh {host}"
+    client.banner_timeout = client.handshake_timeout = client.auth_timeout = timeout_s
     quiet = logging.getLogger(_LOGGER)
     if quiet.level == logging.NOTSET:
         quiet.setLevel(logging.CRITICAL)  # paramiko logs failures that are also raised, with tracebacks
     client.set_log_channel(_LOGGER)
+    return client

@@ -31,9 +31,8 @@ from skyward.machine.paramiko_parts import (
     Client,
     RefusedSessionError,
     StaleConnectionError,
-    client_class,
     end_handshake,
-    hush,
+    new_client,
     packetizer_class,
 )
 from skyward.machine.ssh_config import Settings, SSHTarget, settings
@@ -651,7 +650,15 @@ def _log_in(sock: LiveSocket, settings: Settings, known: KnownKeys, *, address: 
         Exception: the failure of the connection; paramiko's own exceptions.
     """
     step_s = max(_LEAST_S, min(_STEP_TIMEOUT_S, deadline - time.monotonic()))
-    client = _new_client(sock, known, settings, timeout_s=step_s)
+    client = new_client(
+        sock,
+        settings.host,
+        timeout_s=step_s,
+        packetizer_class=packetizer_class(),
+        disabled_algorithms={"pubkeys": disabled(settings.algorithms)},
+    )
+    client.packetizer.renew_keys_after(*settings.rekey)
+    agree(client, settings.algorithms, known)
     try:
         try:
             client.start_client(timeout=max(_LEAST_S, deadline - time.monotonic()))
@@ -670,20 +677,6 @@ def _log_in(sock: LiveSocket, settings: Settings, known: KnownKeys, *, address: 
         client.close()
         raise
     return SSHSession(client=cast("Client", client), socket=sock)
-
-
-def _new_client(sock: LiveSocket, known: KnownKeys, settings: Settings, *, timeout_s: float) -> Any:
-    client = client_class()(
-        sock,
-        packetizer_class=packetizer_class(),
-        disabled_algorithms={"pubkeys": disabled(settings.algorithms)},
-    )
-    client.name = f"skyward-ssh {settings.host}"
-    hush(client)
-    client.banner_timeout = client.handshake_timeout = client.auth_timeout = timeout_s
-    client.packetizer.renew_keys_after(*settings.rekey)
-    agree(client, settings.algorithms, known)
-    return client
 
 
 def _authenticate(client: Any, settings: Settings, found: Identities) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 
-from skyward.machine.paramiko_parts import RSA_SIGNATURES, Client, client_class, end_handshake, hush, open_channel
+from skyward.machine.paramiko_parts import RSA_SIGNATURES, Client, end_handshake, new_client, open_channel
 
 _HANDSHAKE_S = 10.0
 _PROHIBITED = 1  # RFC 4254: SSH_OPEN_ADMINISTRATIVELY_PROHIBITED
@@ -34,11 +34,8 @@ def key_at(client: Client, host: str, port: int, *, kind: str, timeout_s: float)
         Exception: paramiko's own exceptions: the machine could not connect, or no such server answers there.
     """
     channel = open_channel(client, "direct-tcpip", (host, port), timeout_s=timeout_s)
-    peer = client_class()(channel)
+    peer = new_client(channel, host, timeout_s=_HANDSHAKE_S)
     try:
-        peer.name = f"skyward-ssh {host}"
-        hush(peer)
-        peer.banner_timeout = peer.handshake_timeout = _HANDSHAKE_S
         # A machine with keys of several types shows the first that both sides have.
         peer.get_security_options().key_types = RSA_SIGNATURES if kind == "ssh-rsa" else (kind,)
         peer.start_client(timeout=_HANDSHAKE_S)

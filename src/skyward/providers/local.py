@@ -43,12 +43,6 @@ _ADDRESS = "127.0.0.1"
 _NETWORK = "this machine"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gpu:
-    model: str
-    memory_gib: float | None
-
-
 @explain_options
 @dataclass(frozen=True, slots=True)
 class Local(Provider):
@@ -149,17 +143,19 @@ def _this_machine() -> InstanceSpec:
     import psutil
 
     gpus = _gpus()
+    model, memory_gib = gpus[0] if gpus else (None, None)
     return InstanceSpec(
         name="this machine",
         cpu=usable_cores(),
         memory_gib=round(psutil.virtual_memory().total / _GIB, 1),
-        accelerator=gpus[0].model if gpus else None,
-        accelerator_count=gpus.count(gpus[0]) if gpus else 0,
-        accelerator_memory_gib=gpus[0].memory_gib if gpus else None,
+        accelerator=model,
+        accelerator_count=gpus.count((model, memory_gib)),
+        accelerator_memory_gib=memory_gib,
     )
 
 
-def _gpus() -> Sequence[_Gpu]:
+def _gpus() -> Sequence[tuple[str, float | None]]:
+    """Return the model and the memory in GiB of each GPU; None for memory that the driver does not tell."""
     import pynvml
 
     try:
@@ -167,19 +163,19 @@ def _gpus() -> Sequence[_Gpu]:
     except pynvml.NVMLError:  # no driver, no GPU
         return ()
     try:
-        return [_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [(model_name(pynvml.nvmlDeviceGetName(handle)), _gpu_memory_gib(handle)) for handle in handles]
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(handle: Any) -> _Gpu:
+def _gpu_memory_gib(handle: Any) -> float | None:
     import pynvml
 
     try:
-        memory_gib = round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / _GIB, 1)
+        return round(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / _GIB, 1)
     except pynvml.NVMLError:  # in MIG mode only root may read it
-        memory_gib = None
-    return _Gpu(model=model_name(pynvml.nvmlDeviceGetName(handle)), memory_gib=memory_gib)
+        return None
 
 
 def _missing_apt(packages: Sequence[str]) -> Sequence[str]:

@@ -68,19 +68,6 @@ class _Reached:
     left_out: list[str] = field(default_factory=list[str])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tagged:
-    """A node whose folder a host sees.
-
-    Attributes:
-        instance: the node.
-        is_here: False if its processes are on another host, which shares the folder.
-    """
-
-    instance: Instance
-    is_here: bool
-
-
 @explain_options
 @dataclass(frozen=True, kw_only=True)
 class SSH(Provider):
@@ -196,11 +183,11 @@ class SSH(Provider):
         hosts = await self._answering(needed=len(self.hosts))
         found: dict[str, Instance] = {}
         for host, nodes in zip(hosts, await _all(map(self._tagged, hosts)), strict=True):
-            for node in nodes:
+            for instance, is_here in nodes:
                 # Hosts that share a home list each other's nodes; the one with the processes counts.
-                if node.is_here or node.instance.id not in found:
-                    found[node.instance.id] = node.instance
-                    self._state.found[node.instance.id] = host.index
+                if is_here or instance.id not in found:
+                    found[instance.id] = instance
+                    self._state.found[instance.id] = host.index
         return [*found.values()]
 
     async def check(self) -> Sequence[Finding]:
@@ -283,11 +270,6 @@ class SSH(Provider):
             await networks.ask(sorted(hosts, key=lambda host: host.index))
         return networks
 
-    async def _settled(self, index: int) -> Host:
-        host = await self._host(index)
-        await self._settle({**self._state.hosts, index: host}.values())
-        return host
-
     def _advice(self, networks: Networks, hosts: Sequence[Host]) -> str:
         """Return the reason why two of the hosts do not reach each other."""
         if self.network == "none":
@@ -330,7 +312,8 @@ class SSH(Provider):
                 # Before the first await, so that no other task takes the host.
                 self._state.taken[instance_id] = (order.pool_id, index)
                 try:
-                    host = await self._settled(index)
+                    host = await self._host(index)
+                    await self._settle({**self._state.hosts, index: host}.values())
                     if host.fault:
                         raise ConfigurationError(host.fault)
                 except BaseException as error:
@@ -376,9 +359,9 @@ class SSH(Provider):
         index = self._index(instance_id)
         if index < len(self.hosts):
             host = await self._host(index)
-            for node in await self._tagged(host):
-                if node.instance.id == instance_id:
-                    return node.instance
+            for instance, _ in await self._tagged(host):
+                if instance.id == instance_id:
+                    return instance
         unknown = InstanceSpec(name="", cpu=0, memory_gib=0.0)
         return Instance(id=instance_id, key="", state=InstanceState.GONE, offer=Offer(spec=unknown))
 
@@ -393,13 +376,14 @@ class SSH(Provider):
         finally:
             self._state.ending.discard(instance_id)
 
-    async def _tagged(self, host: Host) -> list[_Tagged]:
-        found: list[_Tagged] = []
+    async def _tagged(self, host: Host) -> list[tuple[Instance, bool]]:
+        """Return the nodes whose folders a host sees, each with False if its processes are on another one."""
+        nodes: list[tuple[Instance, bool]] = []
         for line in (await self._run(host, "tagged", f"{host.cache}/nodes")).splitlines():
             instance_id, place, tags = line.split(" ", 2)
             instance = self._instance(host, instance_id, _key(tags) or instance_id)
-            found.append(_Tagged(instance=instance, is_here=place in ("here", "over")))
-        return found
+            nodes.append((instance, place in ("here", "over")))
+        return nodes
 
     def _index(self, instance_id: str) -> int:
         """Return the index of an instance's host; past the end of the list for a foreign id."""

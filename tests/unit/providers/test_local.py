@@ -114,7 +114,7 @@ def test_what_the_driver_calls_a_gpu_is_read(reported: str, name: str) -> None:
 
 
 def test_an_accelerator_that_is_here_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_gpus", lambda: [local._Gpu(model="H100", memory_gib=79.6)] * 2)
+    monkeypatch.setattr(local, "_gpus", lambda: [("H100", 79.6)] * 2)
 
     assert asyncio.run(Local().offers(parse_request(accelerator="H100")))
 
