@@ -190,7 +190,7 @@ async def run_script(
     """
     async with connection.commands:
         channel = await connection.start(_request_shell)
-        return await Exchange(connection, channel, token).complete(parts, end_input=end_input)
+        return await CommandExchange(connection, channel, token).complete(parts, end_input=end_input)
 
 
 def _request_shell(client: Client) -> Channel:
@@ -204,7 +204,7 @@ def _request_shell(client: Client) -> Channel:
     return channel
 
 
-class Exchange:
+class CommandExchange:
     """Input and output of one command, in the connection's loop.
 
     Args:
