@@ -88,13 +88,15 @@ class ControlClient:
         write_frame(self._writer, to_frame(command))
 
     def keep_saying(self, command: Command) -> None:
-        """Send a command now and after every reconnect, until another one of its kind replaces it.
+        """Send a command now, unless it was sent, and after every reconnect until another one of its kind replaces it.
 
         Raises:
             UnreachableError: the node has ended, or this client was closed.
         """
         if self._ended.is_set():
             raise UnreachableError(f"the node at {self._address} has ended")
+        if self._standing.get(type(command)) == command:
+            return
         self._standing[type(command)] = command
         if self._writer is not None:
             write_frame(self._writer, to_frame(command))

@@ -120,7 +120,6 @@ class Member:
         launching: order of its first machine, together with those of other ranks.
         spare: launches and prepares the next machine of a preempted node; returns None if none could be launched.
         task: its coroutine.
-        announced: the head and the fleet's size as last sent to its node.
     """
 
     rank: int
@@ -135,7 +134,6 @@ class Member:
     launching: asyncio.Task[Mapping[int, Machine]] | None = None
     spare: asyncio.Task[Machine | None] | None = None
     task: asyncio.Task[None] | None = None
-    announced: Start | None = None
 
 
 class Fleet:
@@ -705,7 +703,7 @@ class Fleet:
         self._refuse_apart(machine)
         member.state = NodeState.STARTING
         await self._setup.start(machine, node, len(self.wanted), head=self._head_of(member) is member)
-        member.state, member.announced = NodeState.JOINING, None
+        member.state = NodeState.JOINING
         self._wake_waiters()
         await unless_gone(node, self._join(member, node))
         member.state = NodeState.READY
@@ -748,7 +746,6 @@ class Fleet:
         while (order := self._order_for(member)) is None:
             await self._changed.wait()
         node.join(order)
-        member.announced = order
 
     def _order_for(self, member: Member) -> Start | None:
         """Return the order that tells a node its head and the fleet's size; None without a head."""
@@ -770,19 +767,15 @@ class Fleet:
         return head if head.machine.instance.network == machine.instance.network else member
 
     def _announce(self) -> None:
-        """Send the head and the size to every ready node that lacks them."""
+        """Send the head and the size to every ready node."""
         for member in self._members.values():
             if member.state is not NodeState.READY or member.machine is None or member.machine.node is None:
                 continue
-            order = self._order_for(member)
-            if order is None or order == member.announced:
-                continue
             try:
-                member.machine.node.join(order)
+                if (order := self._order_for(member)) is not None:
+                    member.machine.node.join(order)
             except (UnreachableError, PoolStateError) as error:  # its own coroutine notices a lost node
                 _logger.debug("node %d did not receive a change of the fleet: %s", member.rank, error)
-            else:
-                member.announced = order
 
     # --- terminating ------------------------------------------------------------------------------------------------
 
@@ -802,7 +795,7 @@ class Fleet:
             await self._machines.end(machines)
         finally:  # a machine that is not confirmed gone must not block its rank
             member.machine, member.state = None, NodeState.LAUNCHING
-            self._end_in_background(*(machine for machine in machines if not machine.ended), reported=True)
+            self._end_in_background(*(machine for machine in machines if not machine.ended))
 
     def _discard(self, member: Member) -> None:
         """End the machine of a lost node in the background; its rank may be launched again at once."""
@@ -810,11 +803,11 @@ class Fleet:
         if machine is not None:
             self._end_in_background(machine)
 
-    def _end_in_background(self, *machines: Machine, reported: bool = False) -> None:
+    def _end_in_background(self, *machines: Machine) -> None:
         for machine in machines:
             machine.has_rank = False
             if not self._closed:  # :meth:`stop` ends all machines itself
-                self._spawn(self._machines.end_at_last(machine, reported=reported))
+                self._spawn(self._machines.end_at_last(machine))
 
     async def _end_lost_machines(self) -> None:
         """End the machines that appear after their create calls counted as without effect."""

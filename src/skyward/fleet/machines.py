@@ -8,7 +8,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -164,44 +164,46 @@ class SharedLooks:
         await asyncio.wait((task,))
 
 
+@dataclass(eq=False)
 class Machines:
     """Purchase and termination of a pool's machines.
 
     Attributes:
+        provider: the provider of the machines.
+        request: the pool's parameters.
+        pool_id: the pool's id.
+        publish: receives the events of purchase and termination; must not block.
+        ledger: where machines are recorded before they are requested.
+        clock: the time, for deadlines and cost.
         all: every machine so far, including those of a launch that failed halfway.
         grants: their access to the pool's volumes.
         looks: their present records.
         unfit: those bought in vain.
     """
 
-    def __init__(
-        self,
-        provider: Provider,
-        request: PoolRequest,
-        *,
-        pool_id: str,
-        publish: Callable[[SkywardEvent], None],
-        ledger: Ledger,
-        clock: Clock,
-    ) -> None:
-        self.all: list[Machine] = []
-        self.grants, self._outputs = Grants(provider, request), Outputs(request, pool_id, publish)
-        self.looks = SharedLooks(provider, clock=clock)
-        self.unfit = UnfitMachines()
-        self._provider = provider
-        self._request = request
-        self._pool_id = pool_id
-        self._publish = publish
-        self._ledger = ledger
-        self._clock = clock
+    provider: Provider
+    request: PoolRequest
+    _: KW_ONLY
+    pool_id: str
+    publish: Callable[[SkywardEvent], None]
+    ledger: Ledger
+    clock: Clock
+    all: list[Machine] = field(default_factory=list[Machine])
+    unfit: UnfitMachines = field(default_factory=UnfitMachines)
+    _noted: set[str] = field(default_factory=set[str])
+    _coming: list[list[Usage]] = field(default_factory=list[list[Usage]])
+    # Create calls whose outcome is unknown: their machines may still be listed, and must end then.
+    _lost: dict[str, CreateCall] = field(default_factory=dict[str, CreateCall])
+    _lost_some: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.grants = Grants(self.provider, request)
+        self.looks = SharedLooks(self.provider, clock=self.clock)
+        self._outputs = Outputs(request, self.pool_id, self.publish)
         self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
         self._price_limit = PriceLimit.of(request)
         self._consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
-        self._noted: set[str] = set()
-        self._coming: list[list[Usage]] = []
-        # Create calls whose outcome is unknown: their machines may still be listed, and must end then.
-        self._lost: dict[str, CreateCall] = {}
-        self._lost_some = asyncio.Event()
 
     @property
     def _usages(self) -> list[Usage]:
@@ -222,23 +224,23 @@ class Machines:
 
         Raises the provider's errors. Machines created until then are among ``all``.
         """
-        self._publish(InfraCreating())
+        self.publish(InfraCreating())
         await self.grants.check()
-        offers = await self._provider.offers(self._request)
+        offers = await self.provider.offers(self.request)
         has = [machine.instance.offer for machine in beside]
         total = len(ranks) + len(has)
-        offers = connected(offers, self._request, nodes=total)
-        choice = choose(self._request, offers, nodes=len(ranks), provider=self._provider.name, beside=has)
+        offers = connected(offers, self.request, nodes=total)
+        choice = choose(self.request, offers, nodes=len(ranks), provider=self.provider.name, beside=has)
         bought = [machine.instance for machine in self.all]
-        batches = self._price_limit.among(choice.batches, bought, provider=self._provider.name)
-        batches = self._budget.afford(batches, self._usages, self._clock.elapsed(), provider=self._provider.name)
-        batches = await self._consent.given(batches, has, provider=self._provider.name)
-        apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self._provider.name)
+        batches = self._price_limit.among(choice.batches, bought, provider=self.provider.name)
+        batches = self._budget.afford(batches, self._usages, self.clock.elapsed(), provider=self.provider.name)
+        batches = await self._consent.given(batches, has, provider=self.provider.name)
+        apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self.provider.name)
         for note in (choice.note, apart, *(batch.offers[0].note for batch in batches)):
             self._notice(note)
-        self._publish(InfraCreated(batches[0].offers[0].region))
+        self.publish(InfraCreated(batches[0].offers[0].region))
         launched: list[Machine] = []
-        coming = [*expected_usages(batches, self._clock.elapsed())]
+        coming = [*expected_usages(batches, self.clock.elapsed())]
         self._coming.append(coming)
         try:
             for index, batch in enumerate(batches, 1):
@@ -255,20 +257,20 @@ class Machines:
 
         It is the rest of the pool's ``timeout`` at that age, or less if ``max_cost`` allows less.
         """
-        return min(max(1.0, self._request.timeout_s - age_s), self._budget.cap_s(self._usages, self._clock.elapsed()))
+        return min(max(1.0, self.request.timeout_s - age_s), self._budget.cap_s(self._usages, self.clock.elapsed()))
 
     def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
         """Return the seconds for which so many machines of an offer may live; 0 if a limit of cost or price forbids it.
 
         They replace the usages in ``instead``, which were expected.
         """
-        now = self._clock.elapsed()
+        now = self.clock.elapsed()
         others = [machine.usage for machine in self.all]
         others += chain.from_iterable(each for each in self._coming if each is not instead)
         usages = [*others, *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
         if not self._price_limit.allows(offer.price_per_hour) or not self._budget.covers(usages, now):
             return 0.0
-        return min(self._request.timeout_s, self._budget.cap_s(usages, now))
+        return min(self.request.timeout_s, self._budget.cap_s(usages, now))
 
     async def wait_running(self, machine: Machine) -> None:
         """Return once the machine runs and its address is known.
@@ -284,8 +286,8 @@ class Machines:
                 lambda: self._look(machine.instance.id),
                 deadline_s=self.left_s(machine),
                 interval_s=1.0,
-                what=f"{self._provider.name} to run it",
-                clock=self._clock,
+                what=f"{self.provider.name} to run it",
+                clock=self.clock,
             )
         except UnreachableError as error:
             limit_s = machine.instance.offer.ready_within_s
@@ -301,10 +303,10 @@ class Machines:
         It is requested every five seconds at most, or ``at_once``. A node follows its machine to another address.
         An error of the provider is no sign of the machine's end: taking it for one would buy a machine in vain.
         """
-        if not at_once and self._clock.monotonic() - machine.asked_at < STATUS_EVERY_S:
+        if not at_once and self.clock.monotonic() - machine.asked_at < STATUS_EVERY_S:
             return None
-        machine.asked_at = self._clock.monotonic()
-        name = self._provider.name
+        machine.asked_at = self.clock.monotonic()
+        name = self.provider.name
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT_S):
                 seen = await self.looks.at(machine.instance.id)
@@ -327,7 +329,7 @@ class Machines:
         machine.instance = seen if seen.price_per_hour is not None else replace(seen, price_per_hour=known)
         if machine.instance.price_per_hour != known:
             machine.usage = machine.usage.charged(seen.price_per_hour)
-            await asyncio.to_thread(self._ledger.record, [seen])
+            await asyncio.to_thread(self.ledger.record, [seen])
             self._note_bill([seen])
 
     async def note_end(self, machine: Machine, *, may_end: bool) -> None:
@@ -335,7 +337,7 @@ class Machines:
         claimed = machine.instance.ends_itself
         machine.instance = replace(machine.instance, end_check=(), ends_itself=claimed and may_end)
         try:
-            await asyncio.to_thread(self._ledger.record, [machine.instance])
+            await asyncio.to_thread(self.ledger.record, [machine.instance])
         except LedgerError as error:  # it counts there as one that cannot, until this is recorded
             _logger.warning("%s; until then the next pool's opening looks for machines that end themselves", error)
 
@@ -344,12 +346,12 @@ class Machines:
             raise UnfitMachineError(excess)
 
     def _note_bill(self, instances: Iterable[Instance]) -> None:
-        for note in notes_on_bill(self._provider.name, instances):
+        for note in notes_on_bill(self.provider.name, instances):
             self._notice(note)
 
     def left_s(self, machine: Machine) -> float:
         """Return the seconds within which the machine must admit a login."""
-        return max(0.0, machine.ready_by - self._clock.monotonic())
+        return max(0.0, machine.ready_by - self.clock.monotonic())
 
     def reject(self, machine: Machine, error: UnfitMachineError) -> None:
         """Record that a machine cannot become a node; its host is avoided from now on.
@@ -360,13 +362,13 @@ class Machines:
             CapacityError: no other may be bought for its rank; lists all attempts.
         """
         usage, instance = machine.usage, machine.instance
-        cost = None if usage.price_per_hour is None else usage.cost(self._clock.elapsed())
+        cost = None if usage.price_per_hour is None else usage.cost(self.clock.elapsed())
         attempt = Attempt(instance=instance, reason=error.reason, cost=cost, preempted=error.preempted)
         self.unfit.add(machine.rank, attempt)
         outcome = self.unfit.outcome(machine.rank)
         if error.preempted:
-            self._publish(InstancePreempted(instance.id, machine.rank, 0.0))
-        self._publish(Notice(f"{attempt}; {outcome or 'no other is bought'}", instance.id))
+            self.publish(InstancePreempted(instance.id, machine.rank, 0.0))
+        self.publish(Notice(f"{attempt}; {outcome or 'no other is bought'}", instance.id))
         if not outcome:
             exhausted = self.unfit.exhausted(machine.rank)
             self.unfit.forget(machine.rank)
@@ -397,11 +399,11 @@ class Machines:
         if not machines:
             return
         for machine in machines:
-            self._publish(InstanceStopping(machine.instance.id))
+            self.publish(InstanceStopping(machine.instance.id))
         await self._outputs.rescue_and_stop([machine.node for machine in machines if machine.node is not None])
         try:
             ids = [machine.instance.id for machine in machines]
-            await end_instances(self._provider, ids, report=self._notice, clock=self._clock)
+            await end_instances(self.provider, ids, report=self._notice, clock=self.clock)
         except TerminationError as error:
             await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
             raise
@@ -410,32 +412,25 @@ class Machines:
                 machine.end_tried.set()
         await self._note_ended(machines)
 
-    async def end_at_last(self, machine: Machine, *, reported: bool = False) -> None:
-        """End a machine that has no rank any more; retry every minute, because it costs money until it is gone.
-
-        Args:
-            machine: the machine.
-            reported: True if a first attempt has failed and was reported by the caller.
-        """
+    async def end_at_last(self, machine: Machine) -> None:
+        """End a machine that has no rank any more; retry every minute, because it costs money until it is gone."""
         while not machine.ended:
+            if machine.end_tried.is_set():
+                await self.clock.sleep(_AGAIN_S)
             try:
-                if not reported:
-                    await self.end([machine])
+                await self.end([machine])
             except TerminationError as error:
-                self._publish(Error(str(error), machine.instance.id))
-            reported = False
-            if not machine.ended:
-                await self._clock.sleep(_AGAIN_S)
+                self.publish(Error(str(error), machine.instance.id))
 
     async def appeared(self) -> Sequence[Machine]:
         """Wait for machines of lost create calls to be listed, and return them; they have no rank, and are to end."""
         while True:
             await self._lost_some.wait()
-            await self._clock.sleep(_LIST_EVERY_S)
+            await self.clock.sleep(_LIST_EVERY_S)
             try:
                 machines = await self._take_listed()
             except Exception as error:  # it is looked for again
-                _logger.debug("%s does not list its machines: %r", self._provider.name, error)
+                _logger.debug("%s does not list its machines: %r", self.provider.name, error)
             else:
                 if machines:
                     return machines
@@ -446,17 +441,17 @@ class Machines:
         Machines of recent calls may still come. The entries of calls that cannot be settled stay in the ledger, for a
         sweep.
         """
-        made_by = self._clock.elapsed() - _CERTAIN_S
+        made_by = self.clock.elapsed() - _CERTAIN_S
         try:
             await self._take_listed()
-            if self._provider.supports("tagged"):
+            if self.provider.supports("tagged"):
                 never_made = [key for key, create in self._lost.items() if create.began <= made_by]
                 self._forget_lost(never_made)
-                await asyncio.to_thread(self._ledger.close, never_made)
+                await asyncio.to_thread(self.ledger.close, never_made)
         except Exception as error:
             _logger.warning(
                 "%s: machines of create calls without an answer may exist: run `skyward sweep` later. Last error: %s",
-                self._provider.name,
+                self.provider.name,
                 error,
             )
 
@@ -465,19 +460,19 @@ class Machines:
 
         Raises the provider's errors, and :class:`TimeoutError`.
         """
-        if not self._lost or not self._provider.supports("tagged"):
+        if not self._lost or not self.provider.supports("tagged"):
             return ()
         async with asyncio.timeout(_LIST_S):
-            listed = [each for each in await self._provider.tagged() if each.key in self._lost]
-        machines = [_machine(self._lost[each.key], each, self._clock) for each in listed]
+            listed = [each for each in await self.provider.tagged() if each.key in self._lost]
+        machines = [_machine(self._lost[each.key], each, self.clock) for each in listed]
         self._forget_lost([each.key for each in listed])
         for machine in machines:
             machine.has_rank = False
             name = machine.instance.id
-            self._publish(Notice(f"machine {name} of a create call without an answer has appeared: it is ended", name))
+            self.publish(Notice(f"machine {name} of a create call without an answer has appeared: it is ended", name))
         self.all += machines
         try:
-            await asyncio.to_thread(self._ledger.record, listed)
+            await asyncio.to_thread(self.ledger.record, listed)
         except LedgerError as error:  # they end all the same, and the search for others goes on
             _logger.warning("machines that appeared late are not recorded, and are ended: %s", error)
         return machines
@@ -496,9 +491,9 @@ class Machines:
             self._lost_some.set()
 
     async def _note_ended(self, machines: Sequence[Machine]) -> None:
-        now = self._clock.elapsed()
+        now = self.clock.elapsed()
         try:
-            await asyncio.to_thread(self._ledger.close, [machine.instance.key for machine in machines])
+            await asyncio.to_thread(self.ledger.close, [machine.instance.key for machine in machines])
         except LedgerError as error:  # the machines are gone, only their entries stay open
             _logger.warning("%s; until then `skyward ls` lists machines that are gone", error)
         for machine in machines:  # after the ledger, so that a cancellation in between repeats both
@@ -523,17 +518,17 @@ class Machines:
     async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
-        self._publish(_launching(self._provider, self._request, asked, len(ranks), self._consent.forecast))
-        buying, began = asyncio.current_task(), self._clock.monotonic()
+        self.publish(_launching(self.provider, self.request, asked, len(ranks), self._consent.forecast))
+        buying, began = asyncio.current_task(), self.clock.monotonic()
         for left in range(batch.retries, -1, -1):
             work = self._create(batch.offers, ranks, lasts_s, lambda: buying is not None and buying.cancelling() > 0)
             try:
                 launched = await to_its_end(work)
             except CapacityError as error:
                 if not left:
-                    tried_s = self._clock.monotonic() - began
-                    raise _refused(error, batch, tried_s, own=self._provider.own_machines) from error
-                await self._clock.sleep(batch.interval_s)
+                    tried_s = self.clock.monotonic() - began
+                    raise _refused(error, batch, tried_s, own=self.provider.own_machines) from error
+                await self.clock.sleep(batch.interval_s)
             else:
                 for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
                     self._notice(note)
@@ -549,26 +544,26 @@ class Machines:
         interrupted: Callable[[], bool],
     ) -> Sequence[Machine]:
         """Launch machines of the first of ``offers`` that the provider can serve."""
-        purchase = _purchase(self._pool_id, self._provider, offers[0])
+        purchase = _purchase(self.pool_id, self.provider, offers[0])
         creates = await self._reserve(ranks, purchase, offers)
         order = self._order(creates, purchase, offers, lasts_s, interrupted)
         try:
-            instances = await self._provider.launch(offers, order)
+            instances = await self.provider.launch(offers, order)
         except REFUSALS:
-            await asyncio.to_thread(self._ledger.close, [key for key in creates if key not in self._lost])
+            await asyncio.to_thread(self.ledger.close, [key for key in creates if key not in self._lost])
             raise
         except Exception as error:
             if isinstance(error, TerminationError):
                 await self._take_over(error.instance_ids, creates)
             self._lose(creates)
             raise
-        made = [_machine(creates[each.key], each, self._clock) for each in instances]
+        made = [_machine(creates[each.key], each, self.clock) for each in instances]
         self.all += made
-        await asyncio.to_thread(self._ledger.record, instances)
+        await asyncio.to_thread(self.ledger.record, instances)
         if len(instances) < len(ranks):
             self._lose(creates)
             raise SkywardError(
-                f"{self._provider.name} launched {len(instances)} of {len(ranks)} machines without an error; "
+                f"{self.provider.name} launched {len(instances)} of {len(ranks)} machines without an error; "
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
@@ -596,14 +591,14 @@ class Machines:
             return other
 
         def undone(instance: Instance) -> None:
-            _add_ended(self.all, _machine(creates[instance.key], instance, self._clock), self._clock)
+            _add_ended(self.all, _machine(creates[instance.key], instance, self.clock), self.clock)
 
         return LaunchOrder(
-            pool_id=self._pool_id,
+            pool_id=self.pool_id,
             keys=tuple(creates),
             timeout_s=shortest_s,
             allowance=lasts_s,
-            one_network=self._request.one_network,
+            one_network=self.request.one_network,
             avoid=frozenset(self.unfit.hosts),
             undone=undone,
             unseen=unseen,
@@ -614,9 +609,9 @@ class Machines:
         self, ranks: Sequence[int], purchase: Purchase, offers: Sequence[Offer]
     ) -> dict[str, CreateCall]:
         """Write an entry for the machine of each rank; return their create calls, by ledger key."""
-        keys = {f"{self._pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
-        await asyncio.to_thread(self._ledger.reserve, keys, purchase)
-        began = self._clock.elapsed()
+        keys = {f"{self.pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
+        await asyncio.to_thread(self.ledger.reserve, keys, purchase)
+        began = self.clock.elapsed()
         dearest = max(offers, key=lambda offer: offer.price_per_hour or 0.0)
         usage = replace(Usage.of(dearest, began), ended_at=began + _CERTAIN_S)
         return {key: CreateCall(rank=rank, began=began, usage=usage) for key, rank in keys.items()}
@@ -627,18 +622,18 @@ class Machines:
             return
         try:
             async with asyncio.timeout(_LOOK_S):
-                seen = await self._provider.describe(left)
+                seen = await self.provider.describe(left)
             ours = [each for each in seen if each.key in creates and each.state is not InstanceState.GONE]
-            self.all += [_machine(creates[each.key], each, self._clock) for each in ours]
-            await asyncio.to_thread(self._ledger.record, ours)
+            self.all += [_machine(creates[each.key], each, self.clock) for each in ours]
+            await asyncio.to_thread(self.ledger.record, ours)
         except Exception as error:  # the ledger has their keys: they are looked for later
-            _logger.warning("%s gives no records of %s: %s", self._provider.name, ", ".join(left), error)
+            _logger.warning("%s gives no records of %s: %s", self.provider.name, ", ".join(left), error)
 
     def _notice(self, message: str) -> None:
         """Publish a message unless it was published before."""
         if message and message not in self._noted:
             self._noted.add(message)
-            self._publish(Notice(message))
+            self.publish(Notice(message))
 
 
 def _machine(create: CreateCall, instance: Instance, clock: Clock) -> Machine:
