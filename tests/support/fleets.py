@@ -8,7 +8,7 @@ from typing import Any
 
 from skyward.events import SkywardEvent
 from skyward.fleet.fleet import Fleet, FleetUser
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.local import Local
@@ -30,7 +30,7 @@ class IdleEngine:
     def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
         """See :meth:`FleetUser.retire`."""
 
-    async def attach(self, node: NodeHandle) -> None:
+    async def attach(self, node: Node) -> None:
         """See :meth:`FleetUser.attach`."""
 
     async def drain(self, rank: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from skyward.fleet.machine_size import MachineSize
-from skyward.fleet.node_handle import NodeHandle, NodeListener
+from skyward.fleet.node import Node, NodeListener
 from skyward.machine.local import LocalAccess
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.image import ImageSettings
@@ -78,7 +78,7 @@ def node_instance(address: str = "127.0.0.1", network: str = "here") -> Instance
     )
 
 
-class FakeNode(NodeHandle):
+class FakeNode(Node):
     """A node whose machine does not exist. Made by :class:`FakeNodes`, which knows what fails.
 
     Attributes:
@@ -112,11 +112,11 @@ class FakeNode(NodeHandle):
 
     @property
     def address(self) -> str:
-        """See :meth:`NodeHandle.address`."""
+        """See :meth:`Node.address`."""
         return f"127.0.{self.rank}.{1 + self._predecessors}"
 
     async def reach(self, within_s: float) -> MachineSize | None:
-        """See :meth:`NodeHandle.reach`."""
+        """See :meth:`Node.reach`."""
         match self._faults.get("reach"):
             case BaseException() as error:
                 raise error
@@ -124,11 +124,11 @@ class FakeNode(NodeHandle):
                 return MachineSize(cpu=self.hardware.cpu, memory_bytes=int(self.hardware.memory_gib * _GIB))
 
     async def prepare(self, image: ImageSettings, progress: Callable[[str], None]) -> None:
-        """See :meth:`NodeHandle.prepare`."""
+        """See :meth:`Node.prepare`."""
         await self._enter("prepare")
 
     async def start(self, config: NodeConfig) -> None:
-        """See :meth:`NodeHandle.start`."""
+        """See :meth:`Node.start`."""
         await self._enter("start")
         self.config = config
         size = {"cpu_count": self.hardware.cpu, "memory_bytes": int(self.hardware.memory_gib * _GIB)}
@@ -136,7 +136,7 @@ class FakeNode(NodeHandle):
         self.lanes = self._ready.lanes
 
     def join(self, order: Start) -> None:
-        """See :meth:`NodeHandle.join`."""
+        """See :meth:`Node.join`."""
         if (order.head_addr, order.total_nodes) == (self.head_addr, self.total_nodes):
             return
         self.log.append("join")
@@ -145,11 +145,11 @@ class FakeNode(NodeHandle):
         self.head_addr, self.total_nodes = order.head_addr, order.total_nodes
 
     def run_service(self, *, name: str, module: str, address: str) -> None:
-        """See :meth:`NodeHandle.run_service`."""
+        """See :meth:`Node.run_service`."""
         self.service = (name, module, address)
 
     async def stop(self, timeout_s: float) -> None:
-        """See :meth:`NodeHandle.stop`."""
+        """See :meth:`Node.stop`."""
         await self._enter("stop")
 
     async def _enter(self, phase: Phase) -> None:

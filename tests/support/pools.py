@@ -18,7 +18,7 @@ import skyward.wire.link
 from skyward.base.waiting import SystemClock
 from skyward.events import SkywardEvent
 from skyward.fleet.fleet import Fleet
-from skyward.fleet.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
@@ -271,5 +271,5 @@ class SimulatedPool:
     def _publish(self, event: SkywardEvent, _callbacks: object = ()) -> None:
         self.events.append(event)
 
-    def _hear(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
+    def _hear(self, node: Node, message: Message | LinkDown | LinkUp) -> None:
         self.scheduler.handle(node, message)

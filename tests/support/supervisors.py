@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import UnreachableError
-from skyward.fleet import node_handle as nodes
+from skyward.fleet import node as nodes
 from skyward.fleet.control_client import ControlClient
 from skyward.fleet.machine_size import MachineSize
-from skyward.fleet.node_handle import NodeHandle, NodeListener
+from skyward.fleet.node import Node, NodeListener
 from skyward.machine.access import Completed
 from skyward.providers.base import Instance
 from skyward.wire.control import (
@@ -309,12 +309,12 @@ class SimulatedNode(FakeNode):
         return isinstance(self._control, _Control) and self._control.standing is not None
 
     async def reach(self, within_s: float) -> MachineSize | None:
-        """See :meth:`NodeHandle.reach`."""
+        """See :meth:`Node.reach`."""
         await suffer(self._around.fault("reach"))
         return await super().reach(within_s)
 
     async def start(self, config: NodeConfig) -> None:
-        """See :meth:`NodeHandle.start`."""
+        """See :meth:`Node.start`."""
         await super().start(config)
         self._supervisor = _Supervisor(self, config, self._around)
         self._ready = replace(self.ready, call_ports=(1, 2))
@@ -323,17 +323,17 @@ class SimulatedNode(FakeNode):
         self._control = _Control(self._supervisor)
 
     def join(self, order: Start) -> None:
-        """See :meth:`NodeHandle.join`; only the first order may fail."""
+        """See :meth:`Node.join`; only the first order may fail."""
         if "join" not in self.log and (error := self._around.fault("join").error) is not None:
             self.log.append("join")
             raise error
         super().join(order)
-        NodeHandle.join(self, order)
+        Node.join(self, order)
 
     async def stop(self, timeout_s: float) -> None:
-        """See :meth:`NodeHandle.stop`."""
+        """See :meth:`Node.stop`."""
         self.log.append("stop")
-        await NodeHandle.stop(self, timeout_s)
+        await Node.stop(self, timeout_s)
 
     async def _enter(self, phase: Phase) -> None:
         self.log.append(phase)

@@ -25,7 +25,7 @@ from skyward.errors import (
 )
 from skyward.events import Error, InstancePreempted, Notice, SkywardEvent
 from skyward.fleet.machines import Machine, Machines
-from skyward.fleet.node_handle import NodeHandle, NodeListener, NodeLoss, open_node, unless_gone
+from skyward.fleet.node import Node, NodeListener, NodeLoss, open_node, unless_gone
 from skyward.fleet.node_setup import NodeSetup, OpenNode
 from skyward.fleet.outputs import fetch_files, joined
 from skyward.fleet.topology import HEAD, separation, service_out_of_reach
@@ -87,7 +87,7 @@ class FleetUser(Protocol):
         """
         ...
 
-    async def attach(self, node: NodeHandle) -> None:
+    async def attach(self, node: Node) -> None:
         """Use a node; returns once its workers take calls. Raises when they do not."""
         ...
 
@@ -125,7 +125,7 @@ class Member:
     rank: int
     state: NodeState = NodeState.LAUNCHING
     machine: Machine | None = None
-    node: NodeHandle | None = None
+    node: Node | None = None
     in_use: bool = False
     wanted: bool = True
     leave: asyncio.Event = field(default_factory=asyncio.Event)
@@ -200,7 +200,7 @@ class Fleet:
         return frozenset(member.rank for member in list(self._members.values()) if member.wanted)
 
     @property
-    def nodes(self) -> tuple[NodeHandle, ...]:
+    def nodes(self) -> tuple[Node, ...]:
         """The nodes that were reached and are not being ended, by rank."""
         machines = [member.machine for _, member in sorted(self._members.items())]
         return tuple(machine.node for machine in machines if machine is not None and machine.node is not None)
@@ -238,15 +238,15 @@ class Fleet:
 
     # --- nodes in use -----------------------------------------------------------------------------------------------
 
-    def started_nodes(self) -> list[NodeHandle]:
+    def started_nodes(self) -> list[Node]:
         """Return the nodes whose supervisor runs."""
         return [node for node in self.nodes if self._members[node.rank].state in _UP]
 
-    def ready_nodes(self) -> list[NodeHandle]:
+    def ready_nodes(self) -> list[Node]:
         """Return the nodes that the engine uses, or is about to use."""
         return [node for node in self.nodes if self._members[node.rank].state is NodeState.READY]
 
-    def head(self) -> NodeHandle:
+    def head(self) -> Node:
         """Return the head node.
 
         Raises :class:`~skyward.errors.PoolStateError` while it is being replaced, or if it was given up.
@@ -481,7 +481,7 @@ class Fleet:
             failures, member.failures = member.failures, member.failures + 1  # counted if this raises: it may buy
             member.failures = await self._outlive(member, node, failures)
 
-    async def _outlive(self, member: Member, node: NodeHandle, failures: int) -> int:
+    async def _outlive(self, member: Member, node: Node, failures: int) -> int:
         """Wait for a node's loss and replace it; return the number of recent failures.
 
         Without a replacement, :attr:`Member.node` is None afterwards.
@@ -521,7 +521,7 @@ class Fleet:
         finally:
             await to_its_end(self._drop_spare(member))
 
-    async def _watch(self, member: Member, node: NodeHandle) -> NodeLoss | None:
+    async def _watch(self, member: Member, node: Node) -> NodeLoss | None:
         """Return how a node was lost; None if its rank leaves the fleet, once the node has no work left.
 
         A preempted node is given up when it has no work left, at the latest ``_GRACE_S`` after its announced end, while
@@ -741,7 +741,7 @@ class Fleet:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _join(self, member: Member, node: NodeHandle) -> None:
+    async def _join(self, member: Member, node: Node) -> None:
         """Send a node the order to start its workers; the head that it names has to run."""
         while (order := self._order_for(member)) is None:
             await self._changed.wait()

@@ -26,7 +26,7 @@ from skyward.events import (
     Notice,
     SkywardEvent,
 )
-from skyward.fleet.node_handle import NodeHandle, NodeLoss
+from skyward.fleet.node import Node, NodeLoss
 from skyward.fleet.outputs import Outputs
 from skyward.fleet.topology import connected, note_on_gangs
 from skyward.ledger.ledger import Ledger, Purchase
@@ -73,7 +73,7 @@ class Machine:
     instance: Instance
     usage: Usage
     ready_by: float = math.inf
-    node: NodeHandle | None = None
+    node: Node | None = None
     prepared: bool = False
     has_rank: bool = True
     asked_at: float = -math.inf

@@ -22,7 +22,7 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.fleet.machines import STATUS_EVERY_S, Machine, Machines
-from skyward.fleet.node_handle import NodeHandle, NodeListener, NodeLoss, unless_gone
+from skyward.fleet.node import Node, NodeListener, NodeLoss, unless_gone
 from skyward.machine.access import Completed, Transport
 from skyward.market.choose import UnfitMachineError, blamed
 from skyward.market.cost import charged_price
@@ -41,7 +41,7 @@ _LONGEST_REASON = 300
 """Most characters of a machine's output in the warning."""
 _logger = logging.getLogger("skyward")
 
-OpenNode = Callable[[Instance, int, NodeListener], NodeHandle]
+OpenNode = Callable[[Instance, int, NodeListener], Node]
 """Maker of the handle of a running machine; tests pass their own."""
 
 
@@ -141,7 +141,7 @@ class MachineSecrets:
     clock: Clock
     _due_at: dict[str, float] = field(default_factory=dict[str, float])
 
-    async def deliver(self, node: NodeHandle) -> None:
+    async def deliver(self, node: Node) -> None:
         """Deliver the secret to a machine that admits logins.
 
         Raises:
@@ -173,7 +173,7 @@ class MachineSecrets:
                 )
             )
 
-    async def _renew(self, node: NodeHandle) -> None:
+    async def _renew(self, node: Node) -> None:
         try:
             await self.deliver(node)
         except Exception as error:  # the machine may be unreachable for a while, and is looked after by its keeper
@@ -213,7 +213,7 @@ class NodeSetup:
         )
         self.secrets = MachineSecrets(provider=self.provider, machines=self.machines, clock=self.clock)
 
-    def open(self, machine: Machine) -> NodeHandle:
+    def open(self, machine: Machine) -> Node:
         """Make the node of a running machine; nothing is sent to it yet."""
         self.publish(_provisioned(machine.instance, machine.rank, cast("Any", self.provider.name)))
         node = machine.node = self.open_node(machine.instance, machine.rank, self.on_node_message)
@@ -221,7 +221,7 @@ class NodeSetup:
         node.machine_status = partial(self.machines.loss_of, machine)
         return node
 
-    async def equip(self, machine: Machine, node: NodeHandle) -> None:
+    async def equip(self, machine: Machine, node: Node) -> None:
         """Reach a running machine, judge its size, and give it its environment and volumes.
 
         The first contact has to succeed within the offer's time. The environment has as long as its steps may take,
@@ -232,7 +232,7 @@ class NodeSetup:
         """
         await self._unless_over(node, self._equip(machine, node))
 
-    async def _equip(self, machine: Machine, node: NodeHandle) -> None:
+    async def _equip(self, machine: Machine, node: Node) -> None:
         instance_id, fresh = node.instance.id, node.fresh
         self.publish(BootstrapStarting(instance_id))
         try:
@@ -252,7 +252,7 @@ class NodeSetup:
             for note in await node.provide(await self.machines.grants.to(node.access)):
                 self.publish(Notice(f"node {node.rank}: {note}", instance_id))
 
-    async def _check_end(self, machine: Machine, node: NodeHandle) -> None:
+    async def _check_end(self, machine: Machine, node: Node) -> None:
         """Have a machine confirm that it may end its own bill; without that, it counts as one that cannot."""
         if machine.instance.end_check:
             reason = await refusal_of_end(node)
@@ -260,11 +260,11 @@ class NodeSetup:
             if reason:
                 self.publish(Notice(warning_of_bill(node, reason), node.instance.id))
 
-    async def _unless_over(self, node: NodeHandle, work: Coroutine[Any, Any, None]) -> None:
+    async def _unless_over(self, node: Node, work: Coroutine[Any, Any, None]) -> None:
         """Wait for ``work`` on a node whose supervisor does not run yet, unless its provider ends its machine."""
         await (work if self.provider.own_machines else unless_gone(node, work, loss=_reported_loss(node)))
 
-    async def start(self, machine: Machine, node: NodeHandle, size: int, *, head: bool) -> None:
+    async def start(self, machine: Machine, node: Node, size: int, *, head: bool) -> None:
         """Start the supervisor of a prepared machine, in a fleet of ``size`` nodes.
 
         With ``head`` its workers start at once, else with the order that names the head.
@@ -278,7 +278,7 @@ class NodeSetup:
         await self._unless_over(node, node.start(self._config(node, size, head=head, timeout_s=timeout_s)))
         self.publish(BootstrapCompleted(node.instance.id))
 
-    def _config(self, node: NodeHandle, size: int, *, head: bool, timeout_s: float) -> NodeConfig:
+    def _config(self, node: Node, size: int, *, head: bool, timeout_s: float) -> NodeConfig:
         request, accelerator, spec = self.request, self.request.accelerator, node.instance.offer.spec
         rented = not self.provider.own_machines
         shared = node.access.on_this_machine  # of the nodes of a pool, all are on this machine, or none is
@@ -319,7 +319,7 @@ class NodeSetup:
         )
 
 
-async def refusal_of_end(node: NodeHandle) -> str:
+async def refusal_of_end(node: Node) -> str:
     """Run the machine's end check; return the reason for which it may not end its bill, empty if it may."""
     check = node.instance.end_check
     try:
@@ -332,7 +332,7 @@ async def refusal_of_end(node: NodeHandle) -> str:
     return printed or f"{check[0]} ended with exit status {done.exit_code}"
 
 
-def warning_of_bill(node: NodeHandle, reason: str) -> str:
+def warning_of_bill(node: Node, reason: str) -> str:
     """Return the warning about a machine whose end check failed for ``reason``."""
     may = "may be unable to end" if reason.startswith(_UNSURE) else "cannot end"
     return (
@@ -342,7 +342,7 @@ def warning_of_bill(node: NodeHandle, reason: str) -> str:
     )
 
 
-async def _reported_loss(node: NodeHandle) -> NodeLoss:
+async def _reported_loss(node: Node) -> NodeLoss:
     """Return the loss of a node's machine once its provider reports it."""
     await SYSTEM_CLOCK.sleep(STATUS_EVERY_S)  # it ran a moment ago
     what = f"the machine of node {node.rank} to end"

@@ -12,8 +12,8 @@ from typing import Final
 
 from skyward.errors import ConfigurationError, FetchError, SkywardError, UnreachableError
 from skyward.events import Notice, SkywardEvent
+from skyward.fleet.node import Node
 from skyward.fleet.node_files import NodeFile, NodeListing, shown
-from skyward.fleet.node_handle import NodeHandle
 from skyward.fleet.target_folder import TargetFolder
 from skyward.request.request import PoolRequest
 
@@ -41,7 +41,7 @@ class FetchedFiles:
     left_out: Sequence[str]
 
 
-async def fetch_files(nodes: Sequence[NodeHandle], patterns: Sequence[str], to: Path, *, apart: bool) -> FetchedFiles:
+async def fetch_files(nodes: Sequence[Node], patterns: Sequence[str], to: Path, *, apart: bool) -> FetchedFiles:
     """Fetch the files that match from each node, in parallel.
 
     Args:
@@ -72,7 +72,7 @@ async def fetch_files(nodes: Sequence[NodeHandle], patterns: Sequence[str], to: 
     )
 
 
-async def _fetch_from(node: NodeHandle, listing: NodeListing, to: Path, outcomes: list[Path | FetchError]) -> None:
+async def _fetch_from(node: Node, listing: NodeListing, to: Path, outcomes: list[Path | FetchError]) -> None:
     """Make folders, fetch files one after the other, and make links; add the path of each, or its error."""
     if not (listing.files or listing.folders or listing.links):
         return
@@ -92,7 +92,7 @@ async def _fetch_from(node: NodeHandle, listing: NodeListing, to: Path, outcomes
 
 
 async def _fetch_content(
-    node: NodeHandle, files: Sequence[NodeFile], folder: TargetFolder, outcomes: list[Path | FetchError]
+    node: Node, files: Sequence[NodeFile], folder: TargetFolder, outcomes: list[Path | FetchError]
 ) -> None:
     """Fetch files one after the other. Stop when the node cannot be reached."""
     reader = node.working_files()
@@ -115,13 +115,13 @@ async def _fetch_content(
             outcomes.append(path)
 
 
-def _left_out(found: Sequence[tuple[NodeHandle, NodeListing]]) -> Iterator[str]:
+def _left_out(found: Sequence[tuple[Node, NodeListing]]) -> Iterator[str]:
     for node, listing in found:
         for name, why in listing.left_out.items():
             yield f"{shown(name)} on node {node.rank} ({shown(why)})"
 
 
-def _unmatched(found: Sequence[tuple[NodeHandle, NodeListing]], patterns: Sequence[str]) -> Iterator[FetchError]:
+def _unmatched(found: Sequence[tuple[Node, NodeListing]], patterns: Sequence[str]) -> Iterator[FetchError]:
     """Yield an error for each pattern that matches on no node."""
     for pattern in patterns:
         if all(pattern in listing.unmatched for _, listing in found):
@@ -177,7 +177,7 @@ class Outputs:
         # At the opening: the program may have another current folder when the pool closes.
         self._to = Path.cwd() / "outputs" / pool_id if self._patterns else Path()
 
-    async def rescue_and_stop(self, nodes: Sequence[NodeHandle]) -> None:
+    async def rescue_and_stop(self, nodes: Sequence[Node]) -> None:
         """Fetch the files of nodes that are about to end, and stop each one as soon as its own are here. Never raises.
 
         Each node's files go into a folder of its rank. A notice names them, or the reason why they were not fetched.
@@ -187,7 +187,7 @@ class Outputs:
         if lost := [node for node in started if not node.linked]:
             self._publish(Notice(f"outputs of {_ranks(lost)} are lost: gone before their end", lost[0].instance.id))
 
-        async def rescue_and_stop(node: NodeHandle) -> _Rescued:
+        async def rescue_and_stop(node: Node) -> _Rescued:
             rescued = await self._rescue(node) if node in there else _Rescued(node)
             try:
                 await node.stop(_STOP_TIMEOUT_S)
@@ -199,7 +199,7 @@ class Outputs:
         if there:
             self._publish(Notice(self._summary([each for each in rescued if each.node in there])))
 
-    async def _rescue(self, node: NodeHandle) -> _Rescued:
+    async def _rescue(self, node: Node) -> _Rescued:
         rescued = _Rescued(node)
         try:
             async with asyncio.timeout(self._longest_s):
@@ -230,11 +230,11 @@ class Outputs:
 class _Rescued:
     """Files of one node, as far as they are here."""
 
-    node: NodeHandle
+    node: Node
     listing: NodeListing | None = None
     outcomes: list[Path | FetchError] = field(default_factory=list[Path | FetchError])
     problems: list[str] = field(default_factory=list[str])
 
 
-def _ranks(nodes: Sequence[NodeHandle]) -> str:
+def _ranks(nodes: Sequence[Node]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {joined([node.rank for node in nodes])}"

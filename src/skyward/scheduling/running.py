@@ -33,7 +33,7 @@ from skyward.events import (
 from skyward.events.bus import EventBus
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.fleet.fleet import Fleet
-from skyward.fleet.node_handle import LinkDown, LinkUp, NodeHandle, open_node
+from skyward.fleet.node import LinkDown, LinkUp, Node, open_node
 from skyward.fleet.supervisor_start import start_template_ahead
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import OpeningSweep
@@ -313,7 +313,7 @@ class RunningPool:
     async def _end_calls(self) -> None:
         await self.scheduler.close(self._spent)
 
-    def _on_node_message(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
+    def _on_node_message(self, node: Node, message: Message | LinkDown | LinkUp) -> None:
         self.scheduler.handle(node, message)
         if (event := _event_of(node, message)) is not None:
             if isinstance(event, Metrics):
@@ -339,7 +339,7 @@ def _node_snapshot(node: NodeStatus, metrics: Metrics | None) -> NodeSnapshot:
     )
 
 
-def _event_of(node: NodeHandle, message: Message | LinkDown | LinkUp) -> SkywardEvent | None:
+def _event_of(node: Node, message: Message | LinkDown | LinkUp) -> SkywardEvent | None:
     """Return the event for a node's message; None for messages between node and engine only."""
     instance_id = node.instance.id
     match message:

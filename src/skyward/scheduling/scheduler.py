@@ -37,7 +37,7 @@ from skyward.events import (
 from skyward.events.bus import Courier, EventBus
 from skyward.events.lines import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
-from skyward.fleet.node_handle import LinkDown, LinkUp, NodeHandle
+from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.fleet.topology import separation
 from skyward.scheduling.calls import (
     CallBatch,
@@ -543,7 +543,7 @@ class Scheduler:
             self._perform(self._dispatch.drain(worker_id, comes_back=comes_back))
         self._perform(self._dispatch.finished((), self._loop.time()))  # calls of other workers may have become free
 
-    async def attach(self, node: NodeHandle) -> None:
+    async def attach(self, node: Node) -> None:
         """Dial a node's workers, and return when each of them has answered once.
 
         Raises:
@@ -600,7 +600,7 @@ class Scheduler:
         places, links = self.places, tuple(self.links.values())
         return separation({link.id.node: link.node.handle.instance.network for link in links if link.id in places})
 
-    def handle(self, node: NodeHandle, message: Message | LinkDown | LinkUp) -> None:
+    def handle(self, node: Node, message: Message | LinkDown | LinkUp) -> None:
         """Handle those messages of a node that concern its workers and services; ignore the others."""
         self._services.handle(node, message)
         match message:

@@ -13,7 +13,7 @@ from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.events import Progress, SkywardEvent
 from skyward.fleet.fleet import Fleet
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 from skyward.fleet.topology import HEAD, service_out_of_reach
 from skyward.submission import NodeService, ServiceAccess, worker_names
 from skyward.wire.control import ServiceExit, ServiceRunning
@@ -108,7 +108,7 @@ class Services:
             raise UnreachableError(f"{name.capitalize()} does not start on the head node: its process {exits[-1]}")
         return NotYet(exits[-1] if exits else "it has not started")
 
-    def order(self, node: NodeHandle) -> None:
+    def order(self, node: Node) -> None:
         """Order the services on a node that has started; on all nodes if it is the head."""
         try:
             head = node if node.rank == HEAD else self._nodes.head()
@@ -132,7 +132,7 @@ class Services:
                     error,
                 )
 
-    def handle(self, node: NodeHandle, message: object) -> None:
+    def handle(self, node: Node, message: object) -> None:
         """Note what a node says about services; ignore other messages."""
         match message:
             case Progress():
@@ -163,7 +163,7 @@ class Services:
             self._publish(replace(event, running=0, cancelled=event.cancelled + rest))
 
 
-def _differences(service: NodeService, nodes: Iterable[NodeHandle]) -> Iterator[str]:
+def _differences(service: NodeService, nodes: Iterable[Node]) -> Iterator[str]:
     """Yield one message per node whose versions are incompatible with those of this process."""
     here = {"python": _minor(platform.python_version())} | {name: version(name) for name in service.distributions}
     for node in nodes:

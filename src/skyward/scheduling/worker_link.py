@@ -25,7 +25,7 @@ from skyward.base.waiting import SYSTEM_CLOCK, SystemClock, keep, wait_until
 from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
 from skyward.events.lines import DEFAULT_LEVELS
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 from skyward.scheduling.calls import LiveCall, RawOutcome
 from skyward.scheduling.dispatch import GiveUp, WorkerId
 from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
@@ -138,7 +138,7 @@ class AttachedNode:
         exchanges: the blobs of all nodes of a network, by its name; makes those of a new one.
     """
 
-    def __init__(self, handle: NodeHandle, exchanges: defaultdict[str, Exchange]) -> None:
+    def __init__(self, handle: Node, exchanges: defaultdict[str, Exchange]) -> None:
         self.handle = handle
         # To a node of this machine the client copies a file, which is cheaper than TLS between nodes (decision 011).
         network = "" if handle.access.on_this_machine else handle.instance.network

@@ -242,7 +242,7 @@ class NodeBlobs:
 
 
 class ExchangeNode(Protocol):
-    """Part of :class:`~skyward.fleet.node_handle.NodeHandle` that the exchange uses."""
+    """Part of :class:`~skyward.fleet.node.Node` that the exchange uses."""
 
     @property
     def rank(self) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from skyward.environment.image import Image
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport
 from skyward.providers.base import Instance, InstanceState, Offer
@@ -61,7 +61,7 @@ class Nodes:
     """Nodes whose workers were never told to start."""
 
     tls: TlsIdentity
-    handles: list[NodeHandle] = field(default_factory=list)
+    handles: list[Node] = field(default_factory=list)
     blobs: list[NodeBlobs] = field(default_factory=list)
     heard: list[tuple[int, Message]] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ async def running(count: int, folder: Path) -> AsyncIterator[Nodes]:
     tls, pool, exchange = issue(), f"e2e-{uuid.uuid4().hex[:12]}", Exchange()
     nodes = Nodes(tls)
 
-    def handle(rank: int) -> NodeHandle:
+    def handle(rank: int) -> Node:
         access = LocalAccess(address=f"127.61.8.{rank + 1}", workdir=str(folder / f"node{rank}"))
         instance = Instance(
             id=f"{pool}-{rank}",
@@ -91,14 +91,14 @@ async def running(count: int, folder: Path) -> AsyncIterator[Nodes]:
             offer=Offer(spec=InstanceSpec(name="here", cpu=1, memory_gib=1)),
             access=access,
         )
-        return NodeHandle(
+        return Node(
             instance=instance,
             rank=rank,
             transport=CountingTransport(access),
             on_message=lambda node, message: nodes.heard.append((node.rank, message)),
         )
 
-    def config(node: NodeHandle) -> NodeConfig:
+    def config(node: Node) -> NodeConfig:
         return NodeConfig(
             pool_id=pool,
             instance_id=node.instance.id,

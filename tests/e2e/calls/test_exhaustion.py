@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 
 FLOOD = 1300
 ALLOWED = 400
@@ -29,7 +29,7 @@ def pool() -> Iterator[sky.ComputePool]:
         yield pool
 
 
-def node_of(pool: sky.ComputePool) -> NodeHandle:
+def node_of(pool: sky.ComputePool) -> Node:
     assert pool._running is not None
     (link,) = pool._running.scheduler.links.values()
     return link.node.handle

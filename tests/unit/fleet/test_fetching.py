@@ -14,7 +14,7 @@ import pytest
 from skyward.base.waiting import wait_until
 from skyward.environment.image import Image
 from skyward.errors import UnreachableError
-from skyward.fleet.node_handle import NodeHandle, NodeLoss
+from skyward.fleet.node import Node, NodeLoss
 from skyward.machine.access import Completed
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.scheduling.certificates import issue
@@ -108,9 +108,9 @@ async def supervisor(identity: TlsIdentity) -> AsyncIterator[Supervisor]:
 
 
 @pytest.fixture
-async def node(supervisor: Supervisor, identity: TlsIdentity) -> AsyncIterator[NodeHandle]:
+async def node(supervisor: Supervisor, identity: TlsIdentity) -> AsyncIterator[Node]:
     instance = node_instance(ADDRESS)
-    node = NodeHandle(instance=instance, rank=3, transport=supervisor, on_message=lambda node, message: None)
+    node = Node(instance=instance, rank=3, transport=supervisor, on_message=lambda node, message: None)
     await node.prepare(Image(), lambda step: None)
     await node.start(node_config(identity, node=3, total_nodes=4, address=ADDRESS))
     yield node
@@ -118,14 +118,14 @@ async def node(supervisor: Supervisor, identity: TlsIdentity) -> AsyncIterator[N
         await node.stop(0.2)
 
 
-async def linked(node: NodeHandle, *, linked: bool) -> None:
+async def linked(node: Node, *, linked: bool) -> None:
     async def probe() -> bool | None:
         return True if node.linked is linked else None
 
     await wait_until(probe, deadline_s=5, interval_s=0.005, what="the connection to change")
 
 
-async def test_the_node_is_given_the_order_and_its_answer_returned(node: NodeHandle, supervisor: Supervisor) -> None:
+async def test_the_node_is_given_the_order_and_its_answer_returned(node: Node, supervisor: Supervisor) -> None:
     fetching = asyncio.ensure_future(node.fetch(ORDER))
     assert await supervisor.order() == ORDER
     supervisor.server.broadcast(Fetched(blob_id="cd", path="/memory/cd"))
@@ -134,7 +134,7 @@ async def test_the_node_is_given_the_order_and_its_answer_returned(node: NodeHan
     assert await fetching == replace(DONE, error="why not")
 
 
-async def test_two_that_want_the_same_give_one_order(node: NodeHandle, supervisor: Supervisor) -> None:
+async def test_two_that_want_the_same_give_one_order(node: Node, supervisor: Supervisor) -> None:
     first = asyncio.ensure_future(node.fetch(ORDER))
     second = asyncio.ensure_future(node.fetch(ORDER))
     await supervisor.order()
@@ -146,7 +146,7 @@ async def test_two_that_want_the_same_give_one_order(node: NodeHandle, superviso
 
 
 async def test_a_lost_connection_ends_the_wait_and_the_order_may_be_given_again(
-    node: NodeHandle, supervisor: Supervisor
+    node: Node, supervisor: Supervisor
 ) -> None:
     fetching = asyncio.ensure_future(node.fetch(ORDER))
     await supervisor.order()
@@ -161,7 +161,7 @@ async def test_a_lost_connection_ends_the_wait_and_the_order_may_be_given_again(
     assert await fetching == DONE
 
 
-async def test_no_order_waits_for_a_connection(node: NodeHandle, supervisor: Supervisor) -> None:
+async def test_no_order_waits_for_a_connection(node: Node, supervisor: Supervisor) -> None:
     await supervisor.server.close()
     await linked(node, linked=False)
     with pytest.raises(UnreachableError):
@@ -171,7 +171,7 @@ async def test_no_order_waits_for_a_connection(node: NodeHandle, supervisor: Sup
 @pytest.mark.parametrize("link", ["lost", "silent"])
 @pytest.mark.parametrize("over", [True, False], ids=["ended from outside", "alive"])
 async def test_a_node_whose_machine_is_over_has_ended_and_another_that_does_not_answer_has_not(
-    node: NodeHandle, supervisor: Supervisor, link: str, *, over: bool
+    node: Node, supervisor: Supervisor, link: str, *, over: bool
 ) -> None:
     async def reported(*, at_once: bool = False) -> NodeLoss | None:
         assert at_once
@@ -186,7 +186,7 @@ async def test_a_node_whose_machine_is_over_has_ended_and_another_that_does_not_
         await asyncio.wait_for(node.stop(0.05), 5)
 
 
-async def test_ending_the_node_ends_the_wait(node: NodeHandle, supervisor: Supervisor) -> None:
+async def test_ending_the_node_ends_the_wait(node: Node, supervisor: Supervisor) -> None:
     fetching = asyncio.ensure_future(node.fetch(ORDER))
     await supervisor.order()
     supervisor.deaf = True

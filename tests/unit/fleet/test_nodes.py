@@ -12,7 +12,7 @@ import pytest
 
 from skyward.environment.image import Image
 from skyward.errors import BootstrapError, PoolStateError
-from skyward.fleet.node_handle import NodeHandle, open_node
+from skyward.fleet.node import Node, open_node
 from skyward.machine.access import Access, Completed, Transport
 from skyward.machine.ssh import SSHAccess
 from skyward.machine.ssh_config import SSHTarget
@@ -49,11 +49,11 @@ class Answering:
         self.closed = True
 
 
-def node_on(transport: Answering) -> NodeHandle:
-    return NodeHandle(instance=RUNNING, rank=3, transport=transport, on_message=lambda node, message: None)
+def node_on(transport: Answering) -> Node:
+    return Node(instance=RUNNING, rank=3, transport=transport, on_message=lambda node, message: None)
 
 
-async def start(node: NodeHandle) -> None:
+async def start(node: Node) -> None:
     await node.prepare(Image(), lambda step: None)
     await node.start(CONFIG)
 

@@ -12,7 +12,7 @@ import pytest
 
 from skyward.errors import BudgetError, CapacityError, WorkerLostError
 from skyward.events import Error, InstancePreempted, Notice, WorkerLost
-from skyward.fleet.node_handle import open_node
+from skyward.fleet.node import open_node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec

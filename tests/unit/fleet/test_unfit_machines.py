@@ -14,7 +14,7 @@ import pytest
 
 from skyward.errors import AuthenticationError, BootstrapError, CapacityError, HostKeyError, UnreachableError
 from skyward.events import InstancePreempted, Notice
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
@@ -322,7 +322,7 @@ class Engine:
 
     def retire(self, ranks: Any, *, comes_back: bool = False) -> None: ...
 
-    async def attach(self, node: NodeHandle) -> None:
+    async def attach(self, node: Node) -> None:
         if node.instance.id in self.fails:
             error = self.fails[node.instance.id]()
             raise error

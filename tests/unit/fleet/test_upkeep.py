@@ -21,7 +21,7 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.events import Error
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.wire.control import Ending
@@ -44,7 +44,7 @@ class Engine:
     def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
         self.log.append(("retire", *ranks))
 
-    async def attach(self, node: NodeHandle) -> None:
+    async def attach(self, node: Node) -> None:
         if (error := self.refuses.pop(node.rank, None)) is not None:
             raise error
         if node.rank in self.cancels_itself:

@@ -16,10 +16,10 @@ import pytest
 
 from skyward.environment.bootstrap import Environment
 from skyward.errors import BootstrapError, HostKeyError, RateLimitError, UnreachableError
-from skyward.fleet import node_handle as nodes
+from skyward.fleet import node as nodes
 from skyward.fleet.machines import Machine as BoughtMachine
 from skyward.fleet.machines import Machines
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 from skyward.machine.access import Completed
 from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.machine.ssh_config import SSHTarget
@@ -72,8 +72,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "_JUDGE_S", 0.001)
 
 
-def unlinked_node(machine: Machine) -> NodeHandle:
-    node = NodeHandle(instance=INSTANCE, rank=1, transport=machine, on_message=lambda node, message: None)  # type: ignore[arg-type]
+def unlinked_node(machine: Machine) -> Node:
+    node = Node(instance=INSTANCE, rank=1, transport=machine, on_message=lambda node, message: None)  # type: ignore[arg-type]
     node._ready = SimpleNamespace(pid=1)  # type: ignore[assignment]
     node._environment = Environment(python="python")
     node._control = SimpleNamespace(connected=False)  # type: ignore[assignment]
@@ -139,13 +139,13 @@ class Seller(FakeProvider):
         self.instances["i-1"] = replace(INSTANCE, state=state, reason=reason)
 
 
-def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> NodeHandle:
+def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> Node:
     node = unlinked_node(machine)
     node.machine_status = status_of(provider, clock)
     return node
 
 
-def status_of(provider: FakeProvider, clock: FakeClock, node: NodeHandle | None = None) -> Callable[..., Any]:
+def status_of(provider: FakeProvider, clock: FakeClock, node: Node | None = None) -> Callable[..., Any]:
     ledger: Any = None  # nothing is bought
     request = parse_request(nodes=1)
     machines = Machines(provider, request, pool_id="p", publish=lambda event: None, ledger=ledger, clock=clock)
@@ -255,9 +255,9 @@ def ssh_access(port: int) -> SSHAccess:
     return SSHAccess(target=target, address="10.0.0.1", workdir="/nonexistent", boot_s=1.0)
 
 
-def moving_node(port: int, transport: SshTransport) -> NodeHandle:
+def moving_node(port: int, transport: SshTransport) -> Node:
     instance = replace(INSTANCE, access=ssh_access(port))
-    return NodeHandle(instance=instance, rank=1, transport=transport, on_message=lambda node, message: None)
+    return Node(instance=instance, rank=1, transport=transport, on_message=lambda node, message: None)
 
 
 class Moved(FakeProvider):

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
-from skyward.fleet.node_handle import NodeHandle
+from skyward.fleet.node import Node
 from skyward.machine.access import Access, Completed
 from skyward.machine.local import LocalAccess
 from skyward.machine.ssh import SSHAccess
@@ -200,7 +200,7 @@ async def test_only_nodes_elsewhere_get_blobs_from_each_other(net: Net, access: 
         node = FakeNode(net, rank)
         node.access = access
         net.nodes.append(node)
-        net.blobs.append(AttachedNode(cast("NodeHandle", node), net.exchanges).blobs)
+        net.blobs.append(AttachedNode(cast("Node", node), net.exchanges).blobs)
     for rank in (0, 1):
         await net.deliver_all(net.hold(blob_of(1), rank))
 
@@ -212,7 +212,7 @@ async def test_a_blob_leaves_the_client_once_for_each_network_and_once_for_each_
     for rank, network in enumerate(networks):
         node = FakeNode(net, rank, network)
         net.nodes.append(node)
-        net.blobs.append(AttachedNode(cast("NodeHandle", node), net.exchanges).blobs)
+        net.blobs.append(AttachedNode(cast("Node", node), net.exchanges).blobs)
     await net.deliver_all(net.hold(blob_of(1), *range(len(networks))))
 
     assert sorted(net.uploads()) == [0, 1, 3, 5]

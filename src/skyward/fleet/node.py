@@ -1,4 +1,4 @@
-"""Client's handle of one node: its machine, the transport to it, and the control connection to its supervisor."""
+"""One node, as the client sees it: its machine, the transport to it, and the connection to its supervisor."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LinkUp:
     seconds: float
 
 
-class NodeHandle:
+class Node:
     """One node. Its methods are called in order: ``reach``, ``prepare``, ``start``, ``join``; ``stop`` at any time.
 
     Attributes:
@@ -461,7 +461,7 @@ class NodeHandle:
             answer.set_result(None)
 
 
-NodeListener = Callable[[NodeHandle, Message | LinkDown | LinkUp], None]
+NodeListener = Callable[[Node, Message | LinkDown | LinkUp], None]
 """Listener of nodes' reports, called on the event loop."""
 
 
@@ -473,7 +473,7 @@ def longest_absence_s(config: NodeConfig) -> float:
 class _Away:
     """Absence of a node that cannot be reached; reported once it lasts longer than ``_BLINK_S``."""
 
-    def __init__(self, node: NodeHandle, limit_s: float) -> None:
+    def __init__(self, node: Node, limit_s: float) -> None:
         self.reason = "the connection was lost"
         self._node = node
         self._limit_s = limit_s
@@ -508,14 +508,14 @@ async def _no_status(*, at_once: bool = False) -> None:
 
 
 async def unless_gone(
-    node: NodeHandle, work: Coroutine[Any, Any, None], *, loss: Coroutine[Any, Any, NodeLoss] | None = None
+    node: Node, work: Coroutine[Any, Any, None], *, loss: Coroutine[Any, Any, NodeLoss] | None = None
 ) -> None:
     """Wait for ``work``, which needs the node.
 
     Args:
         node: the node.
         work: ends with the node; if it fails, the machine's end counts as the reason.
-        loss: returns once the node is lost; None means :meth:`NodeHandle.wait_gone`.
+        loss: returns once the node is lost; None means :meth:`Node.wait_gone`.
 
     Raises:
         UnfitMachineError: its machine is over by its provider's report, or the work failed on one that has moved: then
@@ -541,14 +541,14 @@ async def unless_gone(
         await asyncio.gather(gone, working, return_exceptions=True)
 
 
-def _ended(node: NodeHandle, loss: NodeLoss) -> SkywardError:
+def _ended(node: Node, loss: NodeLoss) -> SkywardError:
     """Return the error of a node that was lost while it started."""
     if loss.machine_over:
         return UnfitMachineError(f"ended while its node started: {loss.reason}", preempted=loss.preempted)
     return BootstrapError(f"node {node.rank} ended while it started: {loss.reason}", node=node.rank, step="server")
 
 
-def open_node(instance: Instance, rank: int, on_message: NodeListener, *, logs_to: Path | None = None) -> NodeHandle:
+def open_node(instance: Instance, rank: int, on_message: NodeListener, *, logs_to: Path | None = None) -> Node:
     """Return the handle of a running machine's node; nothing has been sent to it yet.
 
     Args:
@@ -560,4 +560,4 @@ def open_node(instance: Instance, rank: int, on_message: NodeListener, *, logs_t
     if instance.access is None:
         raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
     transport = instance.access.open()
-    return NodeHandle(instance=instance, rank=rank, transport=transport, on_message=on_message, logs_to=logs_to)
+    return Node(instance=instance, rank=rank, transport=transport, on_message=on_message, logs_to=logs_to)
