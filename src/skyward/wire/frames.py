@@ -116,4 +116,6 @@ def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
 
 def with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a record from msgpack or JSON, which both return lists for tuples."""
-    return {name: tuple(cast("Any", value)) if isinstance(value, list) else value for name, value in values.items()}
+    return {
+        name: tuple(cast("Any", value)) if isinstance(value, list) else value for name, value in dict(values).items()
+    }
