@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from skyward.shipping.pickling import pack, unpack, unpack_error
+from skyward.shipping.pickling import pack, unpack
+from skyward.shipping.remote_exceptions import unpack_error
 
 PROGRAM = """
 import gc, pickle, sys
-from skyward.shipping.pickling import pack_error, pack_result, unpack_call
+from skyward.shipping.pickling import pack_result, unpack_call
+from skyward.shipping.remote_exceptions import pack_error
 calls, results = sys.stdin.buffer, sys.stdout.buffer
 while True:
     fn, args = unpack_call(pickle.load(calls))

@@ -13,7 +13,8 @@ from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSo
 from skyward.node.worker.lane_server import LaneServer
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import AttachedNode, LinkOwner, WorkerLink
-from skyward.shipping.pickling import pack_error, pack_result
+from skyward.shipping.pickling import pack_result
+from skyward.shipping.remote_exceptions import pack_error
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Connection
 from skyward.wire.messages import CallResult, Outcome

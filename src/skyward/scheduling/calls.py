@@ -21,7 +21,8 @@ from skyward.events.lines import record_line
 from skyward.scheduling.dispatch import CallState, WorkerId
 from skyward.shipping.blobs import Blob, Stored
 from skyward.shipping.parcels import FunctionCache, PackedFunction, seal
-from skyward.shipping.pickling import LARGE_BYTES, add_note, pack, pack_arguments, unpack, unpack_error
+from skyward.shipping.pickling import LARGE_BYTES, add_note, pack, pack_arguments, unpack
+from skyward.shipping.remote_exceptions import unpack_error
 from skyward.shipping.sources import SourceSet
 from skyward.submission import ArgumentMemo, CallFuture, CallLimits, Invocation, bearable, named
 from skyward.tracebacks import hide_frames, is_explained

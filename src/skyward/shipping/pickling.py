@@ -13,11 +13,9 @@ import functools
 import importlib
 import inspect
 import io
-import logging
 import pickle
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,8 +24,7 @@ from typing import Any, Final, NoReturn, cast
 
 import cloudpickle
 
-from skyward.errors import RemoteError, RemoteTraceback, SerializationError, SkywardError
-from skyward.request.distribution_names import distribution_of_module
+from skyward.errors import SerializationError, SkywardError
 from skyward.shipping.definitions import (
     MAIN,
     Definition,
@@ -49,10 +46,6 @@ from skyward.shipping.definitions import (
 from skyward.shipping.received import with_sources
 from skyward.shipping.references import function_parts, imports_of, reached_from
 from skyward.shipping.sources import SourceSet, Way, any_absent, packages_around, report_assigned, source_set, way_of
-from skyward.tracebacks import add_lines, hide_frames
-from skyward.wire.messages import PackedError
-
-log = logging.getLogger("skyward.wire")
 
 
 class _Packing(threading.local):
@@ -137,10 +130,12 @@ def _pack(obj: object, what: str, *, is_result: bool, apart: bool) -> Packed:
 
     try:
         try:
-            data, pickler = _dumps(obj, keep_out, is_result=is_result)
+            data, pickler = dump_object(obj, keep_out, is_result=is_result)
         except Exception:  # again, without the dispensable parts of modules and classes
             buffers.clear()
-            data, pickler = _dumps(obj, keep_out, is_result=is_result, omissions=Omissions(obj, is_result=is_result))
+            data, pickler = dump_object(
+                obj, keep_out, is_result=is_result, omissions=Omissions(obj, is_result=is_result)
+            )
     except SkywardError:
         raise
     except Exception as error:
@@ -214,52 +209,6 @@ def unpack_call_with_main(data: bytes | memoryview, buffers: Sequence[Any] = ())
         return pickle.loads(data, buffers=buffers), receiving.main
     finally:
         receiving.active, receiving.main = outside
-
-
-def pack_error(error: BaseException) -> PackedError:
-    """Prepare an exception for its way back. Never raises."""
-    return PackedError(
-        type_name=f"{type(error).__module__}.{type(error).__qualname__}",
-        message=text_of(error),
-        traceback=_traceback_of(error),
-        pickled=_pickle_error(error),
-    )
-
-
-def unpack_error(packed: PackedError, *, where: str) -> BaseException:
-    """Return the exception itself, with its remote traceback as ``__cause__`` and a note about ``where``.
-
-    Falls back to :class:`~skyward.errors.RemoteError` where it cannot be rebuilt, and for ``SystemExit`` and the like:
-    a call that exits must not end the client.
-    """
-    error: BaseException | None = None
-    if packed.pickled:
-        try:
-            error = pickle.loads(packed.pickled)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as unpickling:  # any class may do anything here; the text remains
-            where = f"{where}; rebuilding it here failed with {type(unpickling).__name__}: {unpickling}"
-    if not isinstance(error, Exception):
-        error = RemoteError(
-            f"{packed.type_name}: {packed.message}", type_name=packed.type_name, remote_traceback=packed.traceback
-        )
-    # The frames are in the cause's text already; as they came, their lines would be read from this machine's files.
-    error = error.with_traceback(None)
-    set_cause(error, RemoteTraceback(add_lines(packed.traceback)))
-    add_note(error, f"raised on {where}")
-    if isinstance(error, ModuleNotFoundError):
-        package = distribution_of_module(error.name or "…")
-        add_note(error, f"if a package has it, name that in the pool's environment: Image(pip=[{package!r}])")
-    return error
-
-
-def text_of(error: BaseException) -> str:
-    """Return the exception's text. Never raises."""
-    try:
-        return str(error)
-    except BaseException as broken:  # user code may do anything here
-        return f"<its __str__ raised {type(broken).__name__}>"
 
 
 # Classes and functions, by id, which went by name before, with their modules: to find that out costs more than all else
@@ -413,13 +362,14 @@ def _warning(module: str, name: str) -> type[Warning]:
         return type(name, (Warning,), {"__module__": module})
 
 
-def _dumps(
+def dump_object(
     obj: object,
     buffer_callback: Callable[[pickle.PickleBuffer], bool] | None,
     *,
     is_result: bool,
     omissions: Omissions | None = None,
 ) -> tuple[bytes, _Pickler]:
+    """Pickle an object; return the pickle and its pickler. Raises whatever a class raises."""
     if (registered := _registered()) != _by_value:
         _by_name.clear()
         _by_value.clear()
@@ -736,44 +686,3 @@ def _complete_error(error: BaseException, state: tuple[dict[str, Any], dict[str,
     set_cause(error, cause)
     _set(error, "__context__", context)
     _set(error, "__suppress_context__", suppressed)
-
-
-def _traceback_of(error: BaseException) -> str:
-    try:
-        hide_frames(error)
-        return "".join(traceback.format_exception(error))
-    except BaseException as broken:  # as above: it formats the exception's causes too
-        return f"<formatting the traceback raised {type(broken).__name__}>"
-
-
-def _pickle_error(error: BaseException) -> bytes:
-    """Pickle an exception so that it comes back as it is; return ``b""`` where it cannot be rebuilt.
-
-    Rebuilding is tried here: a class's ``__init__`` may reject the contents of ``args``, or format them again. The
-    first way that gives the same text is taken, otherwise the first that gives the same class.
-    """
-    if not isinstance(error, Exception):
-        return b""
-    shown, second_best = _shown(error), b""
-    omissions = Omissions(None, is_result=True)
-    ways = RaisedException(error, own_way=True), RaisedException(error), RaisedException(error, omissions=omissions)
-    for candidate in ways:
-        try:
-            data, _ = _dumps(candidate, None, is_result=True)
-            rebuilt = pickle.loads(data)
-        except BaseException:  # a class that calls sys.exit() must not end the worker
-            log.debug("cannot rebuild %s", type(error), exc_info=True)
-            continue
-        if type(rebuilt) is type(error):
-            if _shown(rebuilt) == shown:
-                return data
-            second_best = second_best or data
-    return second_best
-
-
-def _shown(error: BaseException) -> tuple[str, str]:
-    try:
-        arguments = repr(error.args)
-    except BaseException as broken:  # as above
-        arguments = type(broken).__name__
-    return text_of(error), arguments

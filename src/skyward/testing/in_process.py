@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import SkywardEvent
-from skyward.shipping.pickling import Packed, pack, pack_error, pack_result, unpack, unpack_call, unpack_error
+from skyward.shipping.pickling import Packed, pack, pack_result, unpack, unpack_call
+from skyward.shipping.remote_exceptions import pack_error, unpack_error
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
 
 __all__ = ["InProcessSubmitter"]

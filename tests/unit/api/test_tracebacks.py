@@ -10,7 +10,7 @@ import pytest
 
 from skyward import CallTimeoutError, ComputePool, Local, PoolStateError, RemoteTraceback, compute
 from skyward.api.calls import PendingCompute
-from skyward.shipping.pickling import pack_error, unpack_error
+from skyward.shipping.remote_exceptions import pack_error, unpack_error
 from skyward.tracebacks import add_lines, hide_frames
 
 

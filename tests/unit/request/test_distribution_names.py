@@ -5,7 +5,7 @@ import pytest
 from skyward import Image
 from skyward.errors import ConfigurationError
 from skyward.request.distribution_names import distribution_of_module
-from skyward.shipping.pickling import pack_error, unpack_error
+from skyward.shipping.remote_exceptions import pack_error, unpack_error
 
 
 @pytest.mark.parametrize(

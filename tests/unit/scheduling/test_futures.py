@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.scheduling.calls import CallBatch, RawOutcome, RemoteFuture
-from skyward.shipping.pickling import pack_error
+from skyward.shipping.remote_exceptions import pack_error
 
 FAILED = RawOutcome(error=ValueError("no"))
 DONE = RawOutcome(data=b"")

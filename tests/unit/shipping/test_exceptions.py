@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from skyward.errors import RemoteTraceback
-from skyward.shipping.pickling import add_note, pack, pack_error, pack_result, unpack, unpack_error
+from skyward.shipping.pickling import add_note, pack, pack_result, unpack
+from skyward.shipping.remote_exceptions import pack_error, unpack_error
 
 
 class TwoError(Exception):

@@ -15,7 +15,8 @@ import pytest
 import tblib.pickling_support
 
 from skyward.errors import RemoteError, RemoteTraceback, SerializationError
-from skyward.shipping.pickling import LARGE_BYTES, pack, pack_error, unpack, unpack_error
+from skyward.shipping.pickling import LARGE_BYTES, pack, unpack
+from skyward.shipping.remote_exceptions import pack_error, unpack_error
 
 
 class FinickyError(Exception):

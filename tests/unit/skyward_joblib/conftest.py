@@ -13,7 +13,8 @@ from typing import Any, Self
 import pytest
 
 from skyward.events import SkywardEvent
-from skyward.shipping.pickling import Packed, pack, pack_error, unpack, unpack_error
+from skyward.shipping.pickling import Packed, pack, unpack
+from skyward.shipping.remote_exceptions import pack_error, unpack_error
 from skyward.submission import ArgumentMemo, CallFuture, Invocation
 
 

@@ -30,16 +30,9 @@ from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
 from skyward.shipping.definitions import enter_main
-from skyward.shipping.pickling import (
-    LARGE_BYTES,
-    Packed,
-    add_note,
-    pack_error,
-    pack_result,
-    text_of,
-    unpack_call_with_main,
-)
+from skyward.shipping.pickling import LARGE_BYTES, Packed, add_note, pack_result, unpack_call_with_main
 from skyward.shipping.received import take_sources
+from skyward.shipping.remote_exceptions import pack_error, text_of
 from skyward.tracebacks import related
 from skyward.wire.link import CHUNK_BYTES
 from skyward.wire.messages import (
