@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from skyward.environment.distribution import DISTRIBUTION
+from skyward.environment.skyward_wheel import DISTRIBUTION
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))

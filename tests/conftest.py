@@ -26,8 +26,8 @@ from uv import find_uv_bin
 
 import skyward as sky
 from process_state import kept_state
-from skyward.environment.sources import pip_settings
-from skyward.node.supervisor import template
+from skyward.environment.package_sources import pip_settings
+from skyward.node.supervisor import template_process
 from skyward.shipping.received import SourceFinder
 from support.clouds.aws_clients import remember_classes
 from support.clouds.compiled_packages import keep_compiled
@@ -224,7 +224,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _Last.file = item.path
     folder = item.path.relative_to(SKIPS.parent).parts[0]
     if folder == "unit" != _Last.folder:
-        template._templates.close()
+        template_process._templates.close()
     _Last.folder = folder
 
 

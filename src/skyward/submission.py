@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from skyward.errors import RemoteTraceback
 from skyward.events import SkywardEvent
-from skyward.tracebacks import from_callers_line
+from skyward.hidden_frames import from_callers_line
 from skyward.wire.frames import TlsIdentity
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Dask clients of pools: certificates found by the scheduler's address, the user's modules sent along, one service.
+"""Dask clients of pools: certificates found by the scheduler's address, the user's modules sent along.
 
 Some libraries take an address and no certificates, such as tsfresh's ``ClusterDaskDistributor``: Dask asks
 :func:`load_security` then, for clients of this process only. The certificates stay in memory.
@@ -6,23 +6,20 @@ Some libraries take an address and no certificates, such as tsfresh's ``ClusterD
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 from weakref import WeakValueDictionary, ref
 
 import dask.config
 from distributed import Client, Security
-from distributed.core import rpc
 
-from skyward.base.waiting import wait_until
 from skyward.errors import ConfigurationError
-from skyward.request.front_ends import FRONT_ENDS
-from skyward.shipping.sources import SentSources
-from skyward.submission import ElasticFleet, SchedulerInfo, ServiceAccess
+from skyward.shipping.project_modules import SentSources
+from skyward.submission import ElasticFleet, SchedulerInfo
 from skyward_dask.dask_parts import add_client_extension
 from skyward_dask.modules import MODULES, missing_modules
+from skyward_dask.node_service import DASK
 from skyward_dask.security import PoolSecurity
 
 NO_DIRECT_ACCESS = (
@@ -31,36 +28,6 @@ NO_DIRECT_ACCESS = (
 )
 _LOADER = "distributed.client.security-loader"
 _by_address: WeakValueDictionary[str, PoolSecurity] = WeakValueDictionary()
-
-
-class _DaskService:
-    """Dask's scheduler on the head node, and its workers as guests; see :class:`skyward.submission.NodeService`."""
-
-    name = "dask"
-    module = "skyward_dask.on_nodes"
-    distributions = FRONT_ENDS["dask"].counterparts
-
-    async def wait_joined(self, access: ServiceAccess, workers: Sequence[str]) -> None:
-        """See :class:`~skyward.submission.NodeService`."""
-
-        async def probe() -> Literal[True] | None:
-            known = await scheduler.identity()
-            return True if {worker["name"] for worker in known["workers"].values()}.issuperset(workers) else None
-
-        async with _rpc_to(access) as scheduler:
-            await wait_until(probe, deadline_s=math.inf, interval_s=0.05, what="Dask's workers")
-
-    async def drain(self, access: ServiceAccess, workers: Sequence[str]) -> None:
-        """See :class:`~skyward.submission.NodeService`."""
-        async with _rpc_to(access) as scheduler:
-            await scheduler.retire_workers(names=list(workers), close_workers=False, remove=True)
-
-
-def _rpc_to(access: ServiceAccess) -> Any:
-    return rpc(f"tls://{access.address}", connection_args=PoolSecurity(access.identity).get_connection_args("client"))
-
-
-DASK = _DaskService()
 
 
 def scheduler_of(pool: ElasticFleet) -> SchedulerInfo:

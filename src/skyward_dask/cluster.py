@@ -30,11 +30,10 @@ from skyward.request.checks import option_names, refuse_unknown
 from skyward.request.request import SpotLike
 from skyward.request.volume import Volume
 from skyward.submission import ElasticFleet, FleetStatus, SchedulerInfo
-from skyward_dask.clients import DASK, NO_DIRECT_ACCESS, scheduler_of, without_token
+from skyward_dask.clients import NO_DIRECT_ACCESS, scheduler_of, without_token
 from skyward_dask.dask_parts import Adaptive, Cluster, check_parts
-from skyward_dask.security import PoolSecurity
-from skyward_dask.settings import seconds, setting
-from skyward_dask.sizing import (
+from skyward_dask.node_service import DASK
+from skyward_dask.scaling import (
     SizeParams,
     WorkerSize,
     fewest_workers,
@@ -48,6 +47,8 @@ from skyward_dask.sizing import (
     whole_bounds,
     worker_count,
 )
+from skyward_dask.security import PoolSecurity
+from skyward_dask.settings import seconds, setting
 
 _logger = logging.getLogger("skyward.dask")
 _ATTEMPT_S = 15.0

@@ -10,8 +10,8 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from skyward.shipping.project_modules import SentSources, loaded_by_the_user, report_assigned, source_set
 from skyward.shipping.received import take_sources
-from skyward.shipping.sources import SentSources, loaded_by_the_user, report_assigned, source_set
 from skyward.wire.messages import ModuleSource
 
 MODULES = "skyward_modules"

@@ -36,7 +36,7 @@ from typing import (
     overload,
 )
 
-from skyward.api.slips import (
+from skyward.api.misuse import (
     CallSite,
     Unsent,
     leave_to_caller,
@@ -56,10 +56,10 @@ from skyward.api.slips import (
 from skyward.distributed._gang import GANG_MARK, is_gang
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError
+from skyward.hidden_frames import from_callers_line, hide_frames
 from skyward.request.checks import gibibytes, positive_number, refusal, refuse_unknown, whole_number
 from skyward.shipping.pickling import PLAIN_TYPES, pack, packing, unpack
 from skyward.submission import CallLimits, Invocation
-from skyward.tracebacks import from_callers_line, hide_frames
 
 __all__ = ["ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"]
 

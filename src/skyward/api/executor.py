@@ -15,12 +15,12 @@ from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
 from skyward.api.calls import ComputeFunction, PendingCompute, invocation_of
-from skyward.api.slips import LONGEST_OUTLINE, outline
+from skyward.api.misuse import LONGEST_OUTLINE, outline
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.hidden_frames import hide_frames, is_explained
 from skyward.scheduling.calls import CallBatch
 from skyward.shipping.pickling import add_note
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
-from skyward.tracebacks import hide_frames, is_explained
 from skyward.wire.terminal import harmless
 
 __all__ = ["PoolExecutor"]

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass, replace
 from html import escape
 from typing import Any, cast
 
-from skyward.api.slips import options_by_name
+from skyward.api.misuse import options_by_name
 from skyward.base.loop import acquire_loop
 from skyward.errors import SkywardError
 from skyward.providers.base import Offer, Provider, checked_provider

@@ -14,7 +14,7 @@ from skyward.providers.base import Provider
 from skyward.request.image import ImageSettings
 from skyward.request.includes import describe_includes
 from skyward.request.request import PoolRequest
-from skyward.shipping.sources import OWN_PACKAGES
+from skyward.shipping.project_modules import OWN_PACKAGES
 
 MIRROR_VARIABLE = "SKYWARD_MIRROR"
 """Environment variable: ``0`` does for all pools what ``Image(mirror=False)`` does for one."""

@@ -21,8 +21,8 @@ from typing import Any, Final, Self, TypeVar, cast
 
 from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
+from skyward.api.misuse import by_name_only, refuses_operands
 from skyward.api.node_packages import callers_names, with_environment
-from skyward.api.slips import by_name_only, refuses_operands
 from skyward.api.telemetry import open_telemetry
 from skyward.api.watching import PoolOutput, serve_snapshots
 from skyward.base.descriptors import raised_descriptor_limit
@@ -38,8 +38,9 @@ from skyward.environment.image import Image
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks, forward_emitted
 from skyward.events.bus import EventBus
-from skyward.events.lines import KeptLines
+from skyward.events.log_files import KeptLines
 from skyward.events.snapshot import PoolSnapshot
+from skyward.hidden_frames import hide_frames, is_explained, without_frames
 from skyward.ledger.ownership import PoolFolder
 from skyward.providers.base import Provider, checked_provider
 from skyward.request.accelerators import Accelerator
@@ -48,7 +49,7 @@ from skyward.request.front_ends import FRONT_ENDS, load_front_end
 from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
 from skyward.request.volume import Volume
 from skyward.scheduling.calls import CallBatch, RemoteFuture
-from skyward.scheduling.running import PoolParts, RunningPool
+from skyward.scheduling.running_pool import PoolParts, RunningPool
 from skyward.submission import (
     ArgumentMemo,
     CallFuture,
@@ -58,7 +59,6 @@ from skyward.submission import (
     SchedulerInfo,
     ServiceAccess,
 )
-from skyward.tracebacks import hide_frames, is_explained, without_frames
 
 __all__ = ["ComputePool", "current_pool"]
 

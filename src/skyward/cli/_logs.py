@@ -20,7 +20,7 @@ from skyward.cli._machines import known_pool
 from skyward.display.words import line_text
 from skyward.errors import SkywardError
 from skyward.events import LogLine
-from skyward.events.lines import KeptReader, lines_backwards
+from skyward.events.log_files import KeptReader, lines_backwards
 from skyward.fleet.node_logs import LogFile, NodeLogs, kept_files, open_logs
 from skyward.ledger.ledger import Ledger, LedgerEntry
 from skyward.ledger.ownership import is_in_use, known_folders

@@ -20,9 +20,9 @@ import platformdirs
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
 from skyward.display.words import plural
 from skyward.environment.image_mirror import mirror_environment
-from skyward.environment.sources import client_uv
+from skyward.environment.package_sources import client_uv
 from skyward.errors import AuthenticationError, HostKeyError, SkywardError, UnreachableError
-from skyward.ledger.cleaning import Cleaned, clean_here, clean_host, used_hosts
+from skyward.ledger.cache_removal import Cleaned, clean_here, clean_host, used_hosts
 from skyward.ledger.ledger import Ledger
 from skyward.machine.ssh_config import SSHTarget
 from skyward.providers.base import Finding, Provider

@@ -29,7 +29,7 @@ from skyward.display.words import (
 )
 from skyward.errors import ConfigurationError
 from skyward.events.bus import EventBus
-from skyward.events.lines import is_handled
+from skyward.events.log_files import is_handled
 from skyward.wire.terminal import harmless
 
 __all__ = ["Display", "DisplayKind", "PoolTag", "parse_display"]

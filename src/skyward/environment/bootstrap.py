@@ -18,8 +18,7 @@ from string import Template
 from typing import NoReturn, TypeVar
 
 from skyward.base.waiting import SYSTEM_CLOCK, NotYet, wait_until
-from skyward.environment.distribution import OwnWheel, engine_pins, own_wheel
-from skyward.environment.sources import (
+from skyward.environment.package_sources import (
     Wheelhouse,
     client_uv,
     gather_wheels,
@@ -30,6 +29,7 @@ from skyward.environment.sources import (
     variables_for_uv,
     written_settings,
 )
+from skyward.environment.skyward_wheel import OwnWheel, engine_pins, own_wheel
 from skyward.errors import AuthenticationError, BootstrapError, ConfigurationError, HostKeyError, UnreachableError
 from skyward.machine.access import Completed, Transport
 from skyward.request.checks import without_credentials

@@ -74,7 +74,7 @@ class Image(ImageSettings):
             pins: versions of the engine's packages; None means those of this process.
         """
         from skyward.environment.bootstrap import content_hash
-        from skyward.environment.distribution import engine_pins
+        from skyward.environment.skyward_wheel import engine_pins
 
         return content_hash(self, pins=engine_pins() if pins is None else pins)
 
@@ -87,7 +87,7 @@ class Image(ImageSettings):
             ttl: seconds until the machine shuts itself down, armed before anything else; 0 arms nothing.
         """
         from skyward.environment.bootstrap import DEFAULT_ROOT, render_bootstrap
-        from skyward.environment.distribution import engine_pins, own_wheel
+        from skyward.environment.skyward_wheel import engine_pins, own_wheel
 
         ttl_s = whole_number("ttl", ttl, minimum=0)
         return render_bootstrap(

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from skyward.environment.distribution import engine_pins
-from skyward.environment.indexes import (
+from skyward.environment.index_lookup import (
     Availability,
     check_pins,
     find_conflict,
@@ -30,6 +29,8 @@ from skyward.environment.installed import (
     installed_distributions,
     marker_environment,
 )
+from skyward.environment.local_wheels import local_wheel
+from skyward.environment.package_sources import variables_for_pip, variables_for_uv
 from skyward.environment.program_imports import (
     LoadedNames,
     Needed,
@@ -38,8 +39,7 @@ from skyward.environment.program_imports import (
     needs_of_program,
     travels,
 )
-from skyward.environment.sources import variables_for_pip, variables_for_uv
-from skyward.environment.wheels import local_wheel
+from skyward.environment.skyward_wheel import engine_pins
 from skyward.errors import ConfigurationError
 from skyward.request.checks import without_credentials
 from skyward.request.distribution_names import DISTRIBUTION

@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from skyward.request.checks import bare_url
-from skyward.shipping.sources import search_path_state
+from skyward.shipping.project_modules import search_path_state
 
 _MACHINES_OWN = frozenset({".so", ".pyd", ".dylib", ".dll", ".a", ".pth"})
 """Endings of files that are for this machine only."""

@@ -22,8 +22,14 @@ from packaging.requirements import InvalidRequirement, Requirement
 from skyward.base.platform import try_lock
 from skyward.base.waiting import wait_until
 from skyward.environment.bootstrap import content_hash
-from skyward.environment.distribution import code_folders, engine_pins, own_wheel
-from skyward.environment.sources import client_uv, package_sources, pip_settings, pip_variables, variables_for_uv
+from skyward.environment.package_sources import (
+    client_uv,
+    package_sources,
+    pip_settings,
+    pip_variables,
+    variables_for_uv,
+)
+from skyward.environment.skyward_wheel import code_folders, engine_pins, own_wheel
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Transport
 from skyward.request.checks import without_credentials

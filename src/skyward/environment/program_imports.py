@@ -14,15 +14,7 @@ from typing import Any, cast
 
 from skyward.environment.installed import InstalledDistributions, Origin
 from skyward.shipping.pickling import goes_by_name
-from skyward.shipping.references import (
-    SourceImports,
-    function_parts,
-    global_values,
-    imports_in,
-    imports_of,
-    names_in,
-)
-from skyward.shipping.sources import (
+from skyward.shipping.project_modules import (
     OWN_PACKAGES,
     Way,
     is_installed_at,
@@ -32,6 +24,14 @@ from skyward.shipping.sources import (
     sources_of,
     stated_place,
     way_of,
+)
+from skyward.shipping.references import (
+    SourceImports,
+    function_parts,
+    global_values,
+    imports_in,
+    imports_of,
+    names_in,
 )
 from skyward.wire.messages import ModuleSource
 

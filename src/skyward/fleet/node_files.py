@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import FetchError, UnreachableError
-from skyward.fleet.target_folder import set_mode
+from skyward.fleet.download_folder import set_mode
 from skyward.machine.access import Completed, Transport
 from skyward.node.storage import file_reader
 from skyward.request.checks import is_matched

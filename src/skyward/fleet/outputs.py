@@ -12,9 +12,9 @@ from typing import Final
 
 from skyward.errors import ConfigurationError, FetchError, SkywardError, UnreachableError
 from skyward.events import Notice, SkywardEvent
+from skyward.fleet.download_folder import TargetFolder
 from skyward.fleet.node import Node
 from skyward.fleet.node_files import NodeFile, NodeListing, shown
-from skyward.fleet.target_folder import TargetFolder
 from skyward.request.request import PoolRequest
 
 _LONGEST_S: Final = 600.0

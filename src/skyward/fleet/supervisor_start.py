@@ -12,9 +12,9 @@ from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Completed, Transport
 from skyward.node.processes import SUPERVISOR_LOG
 from skyward.node.supervisor.start_order import VISIBLE
-from skyward.node.supervisor.template import fork_supervisor, start_template
+from skyward.node.supervisor.template_process import fork_supervisor, start_template
 from skyward.request.request import PoolRequest
-from skyward.shipping.sources import added_package_folders
+from skyward.shipping.project_modules import added_package_folders
 from skyward.wire.limits import MIG_START_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 

@@ -78,7 +78,7 @@ class NodePlan:
         return str(Path(self.config.workdir, f"worker-{worker}.log"))
 
     def worker_mark(self, worker: int) -> str:
-        """File of the offset up to which the worker's log has arrived; see :mod:`~skyward.node.worker.capture`."""
+        """File of the offset up to which the worker's log has arrived; see ``node/worker/descriptor_capture.py``."""
         return str(Path(self.ready.blob_dir, f"worker-{worker}.mark"))
 
     def process_env(self) -> dict[str, str]:

@@ -17,16 +17,15 @@ from typing import Any, Final, Protocol
 from skyward.base.platform import allocate_memory
 from skyward.errors import PoolStateError, SerializationError
 from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
-from skyward.events.lines import record_line
+from skyward.events.log_files import record_line
+from skyward.hidden_frames import hide_frames, is_explained
 from skyward.scheduling.dispatch import CallState, WorkerId
 from skyward.shipping.blobs import Blob, Stored
 from skyward.shipping.parcels import FunctionCache, PackedFunction, seal
 from skyward.shipping.pickling import LARGE_BYTES, add_note, pack, pack_arguments, unpack
+from skyward.shipping.project_modules import SourceSet
 from skyward.shipping.remote_exceptions import unpack_error
-from skyward.shipping.sources import SourceSet
 from skyward.submission import ArgumentMemo, CallFuture, CallLimits, Invocation, bearable, named
-from skyward.tracebacks import hide_frames, is_explained
-from skyward.wire.log_pieces import Reassembler
 from skyward.wire.messages import (
     CallHeader,
     EmittedEvent,
@@ -37,6 +36,7 @@ from skyward.wire.messages import (
     PrintedLines,
     ResultChunk,
 )
+from skyward.wire.printed_lines import Reassembler
 
 _FAILURE_CHARACTERS: Final = 200
 _SHOWN_AFTER_S: Final = 0.5  # only work that lasts longer publishes progress

@@ -35,7 +35,7 @@ from skyward.events import (
     current_callbacks,
 )
 from skyward.events.bus import Courier, EventBus
-from skyward.events.lines import handle_record
+from skyward.events.log_files import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
 from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.fleet.topology import separation

@@ -24,18 +24,17 @@ from skyward.base.descriptors import keep_from_forks
 from skyward.base.waiting import SYSTEM_CLOCK, SystemClock, keep, wait_until
 from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
-from skyward.events.lines import DEFAULT_LEVELS
+from skyward.events.log_files import DEFAULT_LEVELS
 from skyward.fleet.node import Node
 from skyward.scheduling.calls import LiveCall, RawOutcome
 from skyward.scheduling.dispatch import GiveUp, WorkerId
 from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
 from skyward.shipping.parcels import PackedFunction, Recent
-from skyward.shipping.sources import SentSources, SourceSet
+from skyward.shipping.project_modules import SentSources, SourceSet
 from skyward.submission import CallLimits
 from skyward.wire.control import WorkerExit
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Connection, Link, Session
-from skyward.wire.log_pieces import LineAssembler
 from skyward.wire.messages import (
     CallHeader,
     ForgetFunctions,
@@ -48,6 +47,7 @@ from skyward.wire.messages import (
     StoreSources,
     ToWorker,
 )
+from skyward.wire.printed_lines import LineAssembler
 
 log = logging.getLogger("skyward.scheduling.lane")
 

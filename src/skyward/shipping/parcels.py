@@ -28,8 +28,8 @@ from skyward.shipping.pickling import (
     naming_state,
     pack,
 )
+from skyward.shipping.project_modules import SourceSet, search_path_state
 from skyward.shipping.references import function_parts, global_values, reached_from
-from skyward.shipping.sources import SourceSet, search_path_state
 from skyward.submission import ArgumentMemo
 from skyward.wire.messages import Payload
 

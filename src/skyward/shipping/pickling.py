@@ -1,9 +1,9 @@
 """Pickling of calls and results, at both ends of a lane.
 
 Functions and classes travel by name, those of the user's own modules next to the sources of these
-(:mod:`skyward.shipping.sources`), so that a local ``helpers.py`` needs no packaging. By value travels what has no name
-to be found by (:mod:`skyward.shipping.definitions`). Buffers of 1 MiB and more stay out of band (pickle protocol 5), so
-that large arrays are never copied into a pickle.
+(:mod:`skyward.shipping.project_modules`), so that a local ``helpers.py`` needs no packaging. By value travels what has
+no name to be found by (:mod:`skyward.shipping.definitions`). Buffers of 1 MiB and more stay out of band (pickle
+protocol 5), so that large arrays are never copied into a pickle.
 """
 
 from __future__ import annotations
@@ -43,9 +43,17 @@ from skyward.shipping.definitions import (
     reduced_to_name,
     reduced_with_origin,
 )
+from skyward.shipping.project_modules import (
+    SourceSet,
+    Way,
+    any_absent,
+    packages_around,
+    report_assigned,
+    source_set,
+    way_of,
+)
 from skyward.shipping.received import with_sources
 from skyward.shipping.references import function_parts, imports_of, reached_from
-from skyward.shipping.sources import SourceSet, Way, any_absent, packages_around, report_assigned, source_set, way_of
 
 
 class _Packing(threading.local):

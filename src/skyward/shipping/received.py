@@ -32,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from skyward.shipping.sources import (
+from skyward.shipping.project_modules import (
     OWN_PACKAGES,
     ServedLoader,
     found_here,

@@ -7,9 +7,9 @@ import pickle
 import traceback
 
 from skyward.errors import RemoteError, RemoteTraceback
+from skyward.hidden_frames import add_lines, hide_frames
 from skyward.request.distribution_names import distribution_of_module
 from skyward.shipping.pickling import Omissions, RaisedException, add_note, dump_object, set_cause
-from skyward.tracebacks import add_lines, hide_frames
 from skyward.wire.messages import PackedError
 
 _logger = logging.getLogger("skyward.wire")

@@ -14,7 +14,7 @@ import pytest
 from uv import find_uv_bin
 
 import skyward as sky
-from skyward.environment.sources import package_sources, pip_settings, variables_for_uv
+from skyward.environment.package_sources import package_sources, pip_settings, variables_for_uv
 
 ROOT = Path(__file__).parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")

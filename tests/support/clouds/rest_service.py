@@ -474,6 +474,7 @@ def call_api(
     data = None if body is None else json.dumps(body).encode()
     named = {"Content-Type": "application/json", **(headers or {})}
     request = urllib.request.Request(url + path, data, named, method=method)
+    answer: Any
     try:
         answer = urllib.request.urlopen(request, timeout=10)
     except urllib.error.HTTPError as error:

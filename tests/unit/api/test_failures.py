@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from skyward.api.executor import PoolExecutor, kept, note_call
-from skyward.api.slips import outline
+from skyward.api.misuse import outline
 from skyward.testing.in_process import InProcessSubmitter
 
 

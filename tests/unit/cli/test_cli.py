@@ -25,7 +25,7 @@ from skyward.cli import main
 from skyward.cli._base import Rows, write
 from skyward.cli._setup import _requirement
 from skyward.environment.installed import Distribution, Origin
-from skyward.environment.wheels import local_wheel
+from skyward.environment.local_wheels import local_wheel
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.ownership import Owner
 from skyward.machine.local import LocalAccess

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from skyward.cli import main
 from skyward.events import LogLine
-from skyward.events.lines import KeptLines
+from skyward.events.log_files import KeptLines
 from skyward.ledger import ownership as pool_folder
 from skyward.ledger.ownership import PoolFolder
 
@@ -130,7 +130,7 @@ def test_logs_follow_until_the_process_of_the_pool_is_gone(tmp_path: Path) -> No
     program = """
 import os, signal, sys
 from skyward.events import LogLine
-from skyward.events.lines import KeptLines
+from skyward.events.log_files import KeptLines
 from skyward.ledger.ownership import PoolFolder
 folder = PoolFolder("sky-5")
 kept = KeptLines(folder.logs, lambda _: None)

@@ -18,8 +18,8 @@ import pytest
 
 from skyward.environment import bootstrap as module
 from skyward.environment.bootstrap import Environment, bootstrap, quote
-from skyward.environment.distribution import OwnWheel
 from skyward.environment.image import Image
+from skyward.environment.skyward_wheel import OwnWheel
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport

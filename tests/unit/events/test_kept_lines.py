@@ -13,7 +13,7 @@ import pytest
 
 from skyward.events import LogLine, Notice
 from skyward.events.bus import EventBus
-from skyward.events.lines import KeptLines, KeptReader
+from skyward.events.log_files import KeptLines, KeptReader
 
 
 def line(text: str) -> LogLine:

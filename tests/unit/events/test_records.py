@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from skyward.events import LogLine
-from skyward.events.lines import handle_record, is_handled, record_line
+from skyward.events.log_files import handle_record, is_handled, record_line
 from skyward.scheduling.worker_link import ConfiguredLevels
 
 VALUES = {"name": "app.part", "levelno": 20, "levelname": "INFO", "msg": "100 % of %s", "created": 5.0, "step": 3}

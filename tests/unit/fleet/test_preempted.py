@@ -16,7 +16,7 @@ from skyward.fleet.node import open_node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
-from skyward.scheduling.running import Spending
+from skyward.scheduling.running_pool import Spending
 from skyward.testing.provider import running
 from skyward.wire.control import Preempting, PreemptionLikely
 from support.faults import Fate, Fault

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from skyward.environment.distribution import ENGINE_PACKAGES, engine_pins
 from skyward.environment.image import Image
+from skyward.environment.skyward_wheel import ENGINE_PACKAGES, engine_pins
 from skyward.errors import ConfigurationError
 from skyward.request.image import EnvVars
 

@@ -9,7 +9,7 @@ from skyward.scheduling.calls import LiveCall
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
 from skyward.shipping.parcels import PackedFunction, Wrapped
-from skyward.shipping.sources import SourceSet
+from skyward.shipping.project_modules import SourceSet
 from skyward.wire.messages import ModuleSource, Payload, StoreSources, ToWorker
 
 MIB = 1 << 20

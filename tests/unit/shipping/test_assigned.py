@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyward.shipping.sources import assigned_from_outside
+from skyward.shipping.project_modules import assigned_from_outside
 
 SOURCE = textwrap.dedent(
     '''

@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 
 from skyward.shipping.pickling import LARGE_BYTES, pack, unpack
+from skyward.shipping.project_modules import SentSources, needed_with, source_set, sources_of
 from skyward.shipping.received import SourceFinder, is_received
 from skyward.shipping.remote_exceptions import pack_error, unpack_error
-from skyward.shipping.sources import SentSources, needed_with, source_set, sources_of
 from skyward.submission import Invocation
 from skyward.testing.in_process import InProcessSubmitter
 from skyward.wire.messages import ModuleSource

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import skyward
-from skyward.shipping.sources import added_package_folders, is_installed_at, is_the_users
+from skyward.shipping.project_modules import added_package_folders, is_installed_at, is_the_users
 from support.users import as_other_user
 
 INIT = "own/__init__.py"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from skyward.environment.distribution import engine_pins
+from skyward.environment.skyward_wheel import engine_pins
 from skyward.errors import ConfigurationError
 from skyward_dask.dask_parts import (
     NEWEST_RELEASE,

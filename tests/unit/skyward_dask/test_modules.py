@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from skyward.shipping.sources import SentSources
+from skyward.shipping.project_modules import SentSources
 from skyward.wire.messages import ModuleSource
 from skyward_dask.modules import KeptModules, missing_modules, named_in
 

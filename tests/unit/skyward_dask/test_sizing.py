@@ -8,7 +8,7 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.submission import FleetStatus, NodeStatus
-from skyward_dask.sizing import (
+from skyward_dask.scaling import (
     SizeParams,
     WorkerSize,
     fewest_workers,

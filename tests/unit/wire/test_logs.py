@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from skyward.node.worker.output import CallOutput, OutputRouter
-from skyward.wire.log_pieces import PIECE_CHARS, LineAssembler, Reassembler
 from skyward.wire.messages import LogPiece
+from skyward.wire.printed_lines import PIECE_CHARS, LineAssembler, Reassembler
 
 
 class Clock:

@@ -22,9 +22,9 @@ from typing import Any
 from skyward.base.descriptors import Descriptors
 from skyward.base.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
-from skyward.events.lines import DEFAULT_LEVELS
+from skyward.events.log_files import DEFAULT_LEVELS
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
-from skyward.node.worker.capture import WorkerLog
+from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.output import CallOutput, TakenLevels
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.link import Connection, Link, Session

@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from skyward.distributed.runtime import current_task
-from skyward.events.lines import DEFAULT_LEVELS, has_handlers
-from skyward.node.worker.capture import WorkerLog
-from skyward.wire.log_pieces import PIECE_CHARS, LineAssembler
+from skyward.events.log_files import DEFAULT_LEVELS, has_handlers
+from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.wire.messages import LogPiece, StreamName
+from skyward.wire.printed_lines import PIECE_CHARS, LineAssembler
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

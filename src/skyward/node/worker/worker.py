@@ -27,9 +27,9 @@ from skyward.distributed.runtime import enter_task
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process, read_commands
 from skyward.node.services import Service, WorkerHost
-from skyward.node.worker.begun import enter, open_mark
-from skyward.node.worker.capture import WorkerLog
+from skyward.node.worker.call_mark import enter, open_mark
 from skyward.node.worker.child_processes import call_in_this_process, prepare_multiprocessing
+from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.lane_server import LaneServer
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.watchdog import Watchdog, end_process

@@ -10,9 +10,9 @@ import pytest
 
 from skyward import ConfigurationError, Image
 from skyward.environment.image_mirror import mirror_environment
-from skyward.environment.indexes import passable_index
+from skyward.environment.index_lookup import passable_index
 from skyward.environment.installed import Distribution, Origin, installed_distributions
-from skyward.environment.wheels import local_wheel
+from skyward.environment.local_wheels import local_wheel
 
 from .conftest import make_wheel
 

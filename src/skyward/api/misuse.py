@@ -17,9 +17,9 @@ from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
+from skyward.hidden_frames import from_callers_line, hide_frames, is_explained
 from skyward.request.checks import refuse_unknown
 from skyward.submission import OPERATIONS, refuse_operations
-from skyward.tracebacks import from_callers_line, hide_frames, is_explained
 from skyward.wire.terminal import harmless
 
 CallSite = tuple[CodeType, int]

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from skyward.environment.distribution import engine_pins, own_wheel
+from skyward.environment.skyward_wheel import engine_pins, own_wheel
 
 
 def names() -> set[str]:

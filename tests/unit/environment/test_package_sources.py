@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from skyward.environment.image import Image
-from skyward.environment.sources import (
+from skyward.environment.package_sources import (
     package_sources,
     pip_settings,
     variables_for_pip,

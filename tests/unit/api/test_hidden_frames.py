@@ -10,8 +10,8 @@ import pytest
 
 from skyward import CallTimeoutError, ComputePool, Local, PoolStateError, RemoteTraceback, compute
 from skyward.api.calls import PendingCompute
+from skyward.hidden_frames import add_lines, hide_frames
 from skyward.shipping.remote_exceptions import pack_error, unpack_error
-from skyward.tracebacks import add_lines, hide_frames
 
 
 @compute

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-log = logging.getLogger("skyward.node.worker.begun")
+log = logging.getLogger("skyward.node.worker.call_mark")
 
 _BYTES = 40
 _MOST = (1 << 64) - 1

@@ -21,7 +21,7 @@ from blake3 import blake3
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from skyward.environment.installed import Distribution, Origin
-from skyward.environment.sources import client_uv
+from skyward.environment.package_sources import client_uv
 from skyward.errors import ConfigurationError
 from skyward.request.checks import without_credentials
 

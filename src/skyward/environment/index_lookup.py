@@ -18,7 +18,7 @@ from urllib.request import url2pathname  # pyright: ignore[reportDeprecated]
 
 import platformdirs
 
-from skyward.environment.sources import (
+from skyward.environment.package_sources import (
     PUBLIC_INDEX,
     client_uv,
     package_sources,

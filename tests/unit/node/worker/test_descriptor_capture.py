@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from skyward.node.worker.capture import LAST_WORDS_BYTES, WorkerLog, take_last_words
+from skyward.node.worker.descriptor_capture import LAST_WORDS_BYTES, WorkerLog, take_last_words
 from skyward.node.worker.output import CallOutput, OutputRouter
-from skyward.wire.log_pieces import Reassembler
 from skyward.wire.messages import LogPiece
+from skyward.wire.printed_lines import Reassembler
 
 
 class Worker:
@@ -135,7 +135,7 @@ class TestTheWorkersOwnMessages:
             import logging, pathlib, sys
             handler = logging.StreamHandler(sys.stderr)
             logging.getLogger("dask").addHandler(handler)
-            from skyward.node.worker.capture import WorkerLog
+            from skyward.node.worker.descriptor_capture import WorkerLog
             log = WorkerLog(pathlib.Path(sys.argv[1], "log"), pathlib.Path(sys.argv[1], "mark"))
             log.redirect()
             logging.getLogger("dask").warning("trouble")
@@ -158,7 +158,7 @@ class TestTheWorkersOwnMessages:
     def test_a_log_has_a_line_from_the_start_so_that_calls_without_output_cost_no_check(self, tmp_path: Path) -> None:
         program = """if True:
             import pathlib, sys
-            from skyward.node.worker.capture import WorkerLog
+            from skyward.node.worker.descriptor_capture import WorkerLog
             log = WorkerLog(pathlib.Path(sys.argv[1], "log"), pathlib.Path(sys.argv[1], "mark"))
             log.redirect()
             assert log.is_quiet
@@ -173,7 +173,7 @@ def run(program: str, folder: Path, expected: int = 0) -> None:
 
 REDIRECTED = """if True:
     import ctypes, os, pathlib, sys, threading, warnings
-    from skyward.node.worker.capture import WorkerLog
+    from skyward.node.worker.descriptor_capture import WorkerLog
     from skyward.node.worker.output import CallOutput
     log = WorkerLog(pathlib.Path(sys.argv[1], "log"), pathlib.Path(sys.argv[1], "mark"))
     log.redirect()

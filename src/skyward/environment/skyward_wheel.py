@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from skyward.environment.wheels import pack_wheel
+from skyward.environment.local_wheels import pack_wheel
 from skyward.request.distribution_names import DISTRIBUTION
 from skyward.request.front_ends import FRONT_ENDS
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import FetchError
-from skyward.fleet.target_folder import TargetFolder
+from skyward.fleet.download_folder import TargetFolder
 from support.users import as_other_user
 
 
