@@ -297,5 +297,9 @@ def env(*, only: Sequence[str], exclude: Sequence[str]) -> Answer:
     text: list[str | Rows] = [Rows(("name", "version", "source"), rows)]
     text.append(f"{len(mirror.requirements)} of {len(rows)} distributions; nothing was requested or bought")
     text += [f"The indexes were not asked: {mirror.unchecked}"] if mirror.unchecked else []
-    documents = [asdict(package) | {"wheel": package.wheel and str(package.wheel)} for package in mirror.packages]
+    facts = ("name", "version", "source", "left_out", "requirement", "note")
+    documents = [
+        {fact: getattr(package, fact) for fact in facts} | {"wheel": package.wheel and str(package.wheel)}
+        for package in mirror.packages
+    ]
     return Answer(document={"distributions": documents, "unchecked": mirror.unchecked}, text=text)

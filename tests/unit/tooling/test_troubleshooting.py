@@ -28,7 +28,9 @@ def pages_messages() -> Iterator[str]:
 def code() -> str:
     """The code, with the pieces of each literal joined: parsing it would take a second."""
     return "\n".join(
-        re.sub(r"""["']\s+f?["']""", "", path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")
+        re.sub(r"""["']\s+f?["']""", "", path.read_text(encoding="utf-8"))
+        for path in (ROOT / "src").rglob("*")
+        if path.suffix in {".py", ".sh"}
     )
 
 
