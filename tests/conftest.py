@@ -27,8 +27,8 @@ from uv import find_uv_bin
 import skyward as sky
 from process_state import kept_state
 from skyward.environment.package_sources import pip_settings
-from skyward.node.supervisor import template_process
-from skyward.shipping.received import SourceFinder
+from skyward.fleet import template_process
+from skyward.shipping.received_modules import SourceFinder
 from support.clouds.aws_clients import remember_classes
 from support.clouds.compiled_packages import keep_compiled
 from support.eventually import eventually

@@ -10,8 +10,8 @@ from skyward.api.calls import PendingCompute as PendingCompute
 from skyward.api.calls import compute as compute
 from skyward.api.calls import gather as gather
 from skyward.api.executor import PoolExecutor as PoolExecutor
-from skyward.api.market import offers as offers
 from skyward.api.multipool import MultiPool as MultiPool
+from skyward.api.offers import offers as offers
 from skyward.api.pool import ComputePool as ComputePool
 from skyward.distributed.runtime import DistributedSampler as DistributedSampler
 from skyward.distributed.runtime import InstanceInfo as InstanceInfo

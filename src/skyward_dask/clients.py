@@ -19,8 +19,8 @@ from skyward.shipping.project_modules import SentSources
 from skyward.submission import ElasticFleet, SchedulerInfo
 from skyward_dask.dask_parts import add_client_extension
 from skyward_dask.modules import MODULES, missing_modules
-from skyward_dask.node_service import DASK
 from skyward_dask.security import PoolSecurity
+from skyward_dask.service import DASK
 
 NO_DIRECT_ACCESS = (
     "cannot work here: this process reaches only the scheduler of the pool, through a tunnel, and none of its workers. "

@@ -32,7 +32,6 @@ from skyward.request.volume import Volume
 from skyward.submission import ElasticFleet, FleetStatus, SchedulerInfo
 from skyward_dask.clients import NO_DIRECT_ACCESS, scheduler_of, without_token
 from skyward_dask.dask_parts import Adaptive, Cluster, check_parts
-from skyward_dask.node_service import DASK
 from skyward_dask.scaling import (
     SizeParams,
     WorkerSize,
@@ -48,6 +47,7 @@ from skyward_dask.scaling import (
     worker_count,
 )
 from skyward_dask.security import PoolSecurity
+from skyward_dask.service import DASK
 from skyward_dask.settings import seconds, setting
 
 _logger = logging.getLogger("skyward.dask")

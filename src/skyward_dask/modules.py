@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from skyward.shipping.project_modules import SentSources, loaded_by_the_user, report_assigned, source_set
-from skyward.shipping.received import take_sources
+from skyward.shipping.received_modules import take_sources
 from skyward.wire.messages import ModuleSource
 
 MODULES = "skyward_modules"

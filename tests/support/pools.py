@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import skyward.scheduling.scheduler
-import skyward.wire.link
+import skyward.wire.lane
 from skyward.base.waiting import SystemClock
 from skyward.events import SkywardEvent
 from skyward.fleet.fleet import Fleet
@@ -51,7 +51,7 @@ def simulated_time() -> Generator[None]:
     """Everywhere in this process, lanes are simulated ones and time is that of :class:`SimulatedLoop`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(skyward.scheduling.scheduler, "WorkerLink", SimulatedLink)
-        patch.setattr(skyward.wire.link, "_open_gate", _only_the_loop_reads)
+        patch.setattr(skyward.wire.lane, "_open_gate", _only_the_loop_reads)
         patch.setattr(SystemClock, "monotonic", SimulatedClock.monotonic)
         patch.setattr(SystemClock, "elapsed", SimulatedClock.monotonic)
         patch.setattr(skyward.scheduling.scheduler, "_REBALANCE_S", _REBALANCE_S)  # else 9/10 of all that happens

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from skyward.base.waiting import SystemClock
-from skyward.wire.link import Connection
+from skyward.wire.lane import Connection
 
 __all__ = ["SimulatedClock", "SimulatedConnection", "SimulatedLoop", "StuckError", "simulate"]
 

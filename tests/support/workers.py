@@ -15,8 +15,8 @@ from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import AttachedNode, LinkOwner, WorkerLink
 from skyward.shipping.pickling import pack_result
 from skyward.shipping.remote_exceptions import pack_error
+from skyward.wire.lane import Connection
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.link import Connection
 from skyward.wire.messages import CallResult, Outcome
 from support.simulation import SimulatedConnection
 

@@ -217,7 +217,7 @@ LINUX_MODULES = (
     "skyward/node/cgroups.py",
     "skyward/node/gpu/partitioner.py",
     "skyward/node/supervisor/fork_server.py",
-    "skyward/node/supervisor/template_process.py",
+    "skyward/fleet/template_process.py",
     "skyward/node/worker/mapped_blobs.py",
     # Text of programs that run on nodes.
     "skyward/providers/_common/machine_boot.py",

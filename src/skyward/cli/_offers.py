@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from skyward.api.market import find_offers, price_rank, priced, spec_cells
+from skyward.api.offers import find_offers, price_rank, priced, spec_cells
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
 from skyward.display.words import duration
 from skyward.errors import SkywardError

@@ -14,7 +14,7 @@ from skyward import events as ev
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.display.notebook import Notebook, NotebookScreen, running_notebook
 from skyward.display.screens import Line, LiveScreen, Screen, Tone
-from skyward.display.surface import PoolTag, join_surface
+from skyward.display.shared_output import PoolTag, join_surface
 from skyward.display.tables import FleetLoad
 from skyward.display.words import (
     Work,

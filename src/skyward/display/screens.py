@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skyward.base.waiting import Clock
-from skyward.display.surface import REDRAW_EVERY_S, PoolTag, Surface
+from skyward.display.shared_output import REDRAW_EVERY_S, PoolTag, Surface
 from skyward.display.tables import FleetLoad
 from skyward.display.words import Work
 from skyward.wire.terminal import cleaned, harmless

@@ -31,8 +31,9 @@ from skyward.fleet.outputs import fetch_files, joined
 from skyward.fleet.topology import HEAD, separation, service_out_of_reach
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import reason_of
+from skyward.market.budget import charged_price
 from skyward.market.choose import UnfitMachineError
-from skyward.market.cost import CostReport, charged_price
+from skyward.market.cost import CostReport
 from skyward.providers.base import Provider
 from skyward.request.request import PoolRequest
 from skyward.submission import FleetStatus, NodeStatus, worker_names

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, cast
 
 from skyward.base.waiting import Clock, NotYet, to_its_end, wait_until
-from skyward.environment.delivery import Grants
+from skyward.environment.includes_and_volumes import Grants
 from skyward.errors import CapacityError, LedgerError, SkywardError, TerminationError, UnreachableError
 from skyward.events import (
     Error,
@@ -31,8 +31,10 @@ from skyward.fleet.outputs import Outputs
 from skyward.fleet.topology import connected, note_on_gangs
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.termination import end_instances
+from skyward.market.budget import Budget, PriceLimit, expected_usages, notes_on_bill
 from skyward.market.choose import Attempt, Batch, UnfitMachineError, UnfitMachines, choose, notes_on_purchase
-from skyward.market.cost import Budget, Consent, Forecast, PriceLimit, Usage, expected_usages, notes_on_bill
+from skyward.market.consent import Consent, Forecast
+from skyward.market.cost import Usage
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.providers.registry import provider_settings
 from skyward.request.request import PoolRequest

@@ -13,7 +13,7 @@ from typing import Any
 
 from skyward.base.waiting import SYSTEM_CLOCK, wait_until
 from skyward.environment.bootstrap import Environment, bootstrap, let_in
-from skyward.environment.delivery import deliver_includes, deliver_volumes
+from skyward.environment.includes_and_volumes import deliver_includes, deliver_volumes
 from skyward.environment.local_environment import prepare_environment
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
 from skyward.fleet.control_client import ControlClient

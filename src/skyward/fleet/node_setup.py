@@ -24,8 +24,8 @@ from skyward.events import (
 from skyward.fleet.machines import STATUS_EVERY_S, Machine, Machines
 from skyward.fleet.node import Node, NodeListener, NodeLoss, unless_gone
 from skyward.machine.access import Completed, Transport
+from skyward.market.budget import charged_price
 from skyward.market.choose import UnfitMachineError, blamed
-from skyward.market.cost import charged_price
 from skyward.providers.base import Instance, Provider
 from skyward.request.request import PoolRequest
 from skyward.wire.frames import TlsIdentity

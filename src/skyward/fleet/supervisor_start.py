@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from skyward.environment.bootstrap import Environment, persist
 from skyward.environment.local_environment import is_satisfied
 from skyward.errors import BootstrapError, UnreachableError
+from skyward.fleet.template_process import fork_supervisor, start_template
 from skyward.machine.access import Completed, Transport
 from skyward.node.processes import SUPERVISOR_LOG
 from skyward.node.supervisor.start_order import VISIBLE
-from skyward.node.supervisor.template_process import fork_supervisor, start_template
 from skyward.request.request import PoolRequest
 from skyward.shipping.project_modules import added_package_folders
 from skyward.wire.limits import MIG_START_S

@@ -16,7 +16,8 @@ import platformdirs
 
 from skyward.errors import LedgerError, PoolStateError
 from skyward.ledger.ownership import Owner
-from skyward.market.cost import charge, charged_price
+from skyward.market.budget import charged_price
+from skyward.market.cost import charge
 from skyward.providers.base import Instance
 
 _WAIT_S = 10.0

@@ -21,7 +21,7 @@ from skyward.events.log_files import record_line
 from skyward.hidden_frames import hide_frames, is_explained
 from skyward.scheduling.dispatch import CallState, WorkerId
 from skyward.shipping.blobs import Blob, Stored
-from skyward.shipping.parcels import FunctionCache, PackedFunction, seal
+from skyward.shipping.function_cache import FunctionCache, PackedFunction, seal
 from skyward.shipping.pickling import LARGE_BYTES, add_note, pack, pack_arguments, unpack
 from skyward.shipping.project_modules import SourceSet
 from skyward.shipping.remote_exceptions import unpack_error

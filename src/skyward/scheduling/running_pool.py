@@ -37,14 +37,15 @@ from skyward.fleet.node import LinkDown, LinkUp, Node, open_node
 from skyward.fleet.supervisor_start import start_template_ahead
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import OpeningSweep
-from skyward.market.cost import Budget, CostReport
+from skyward.market.budget import Budget
+from skyward.market.cost import CostReport
 from skyward.providers.base import Provider
 from skyward.request.request import PoolRequest
 from skyward.scheduling.calls import CallObserver
 from skyward.scheduling.certificates import issue
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
-from skyward.shipping.parcels import FunctionCache
+from skyward.shipping.function_cache import FunctionCache
 from skyward.submission import FleetStatus, NodeStatus
 from skyward.wire.control import (
     Message,

@@ -64,7 +64,7 @@ from skyward.scheduling.worker_link import (
     with_call,
 )
 from skyward.shipping.blobs import Exchange
-from skyward.shipping.parcels import FunctionCache
+from skyward.shipping.function_cache import FunctionCache
 from skyward.submission import ArgumentMemo, CallLimits, Invocation, worker_names
 from skyward.wire.control import Message, WorkerExit, WorkerRunning
 from skyward.wire.messages import (

@@ -29,12 +29,12 @@ from skyward.fleet.node import Node
 from skyward.scheduling.calls import LiveCall, RawOutcome
 from skyward.scheduling.dispatch import GiveUp, WorkerId
 from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
-from skyward.shipping.parcels import PackedFunction, Recent
+from skyward.shipping.function_cache import PackedFunction, Recent
 from skyward.shipping.project_modules import SentSources, SourceSet
 from skyward.submission import CallLimits
 from skyward.wire.control import WorkerExit
+from skyward.wire.lane import Connection, Link, Session
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.link import Connection, Link, Session
 from skyward.wire.messages import (
     CallHeader,
     ForgetFunctions,

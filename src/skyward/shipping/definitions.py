@@ -48,7 +48,7 @@ import cloudpickle
 import cloudpickle.cloudpickle as _cloudpickle
 
 from skyward.errors import SerializationError
-from skyward.shipping.received import received_source
+from skyward.shipping.received_modules import received_source
 
 Definition = type[Any] | FunctionType | ModuleType
 Reduced = tuple[Any, ...]

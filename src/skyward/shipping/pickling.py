@@ -52,7 +52,7 @@ from skyward.shipping.project_modules import (
     source_set,
     way_of,
 )
-from skyward.shipping.received import with_sources
+from skyward.shipping.received_modules import with_sources
 from skyward.shipping.references import function_parts, imports_of, reached_from
 
 

@@ -3,7 +3,7 @@
 The metadata of distributions decides who owns a module, not the name of a folder: ``pip install --target``,
 ``uv run --with``, a layer or a zip put packages anywhere on ``sys.path``. A module that a distribution owns goes by
 name. One of the user's goes by name too, with its source: workers import it from that
-(:mod:`skyward.shipping.received`), so that everything that looks up a class by its name works. The imports
+(:mod:`skyward.shipping.received_modules`), so that everything that looks up a class by its name works. The imports
 of a source are followed, those inside functions included; so are those of functions that go by value.
 
 * A module that this process has imported goes as it was when it was first needed, and again after

@@ -22,7 +22,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import WorkerLostError
-from skyward.node.worker.watchdog import DEAF_REASON
+from skyward.node.worker.lane_watchdog import DEAF_REASON
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="descriptors are listed in /proc")
 

@@ -19,7 +19,7 @@ from tests.support.nodes import node_config
 
 import skyward as sky
 from skyward.base.waiting import wait_until
-from skyward.node.supervisor.template_process import fork_supervisor
+from skyward.fleet.template_process import fork_supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each node is a program of its own")
 

@@ -20,7 +20,7 @@ from skyward import ComputePool, Local, UnsentCallWarning, compute, gather
 from skyward.api.calls import PendingBatch, PendingCompute, invocation_of
 from skyward.errors import ConfigurationError
 from skyward.scheduling.calls import pack_calls
-from skyward.shipping.parcels import FunctionCache
+from skyward.shipping.function_cache import FunctionCache
 from skyward.submission import ArgumentMemo, Invocation
 
 

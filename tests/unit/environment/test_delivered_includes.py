@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.environment.delivery import deliver_includes
 from skyward.environment.image import Image
+from skyward.environment.includes_and_volumes import deliver_includes
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport

@@ -8,8 +8,10 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.events import CostFinal, CostUpdate
+from skyward.market.budget import Budget
 from skyward.market.choose import Batch
-from skyward.market.cost import Budget, CostReport, Forecast, Usage, charge
+from skyward.market.consent import Forecast
+from skyward.market.cost import CostReport, Usage, charge
 from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
 

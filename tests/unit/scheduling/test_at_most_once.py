@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from skyward.scheduling.dispatch import Action, CallState, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
-from skyward.wire.link import Session
+from skyward.wire.lane import Session
 
 EVENTS = 60
 WORKERS = [WorkerId(node, worker) for node in range(2) for worker in range(2)]

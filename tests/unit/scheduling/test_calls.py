@@ -11,7 +11,7 @@ from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
 from skyward.scheduling.calls import CallGang, CallNumbers, Incoming, LiveCall, RawOutcome
 from skyward.scheduling.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
-from skyward.shipping.parcels import PackedFunction, Wrapped
+from skyward.shipping.function_cache import PackedFunction, Wrapped
 from skyward.shipping.pickling import pack
 from skyward.shipping.remote_exceptions import unpack_error
 from skyward.wire.messages import EmittedEvent, LogPiece, Outcome, PackedError, Payload, PrintedLines, ResultChunk

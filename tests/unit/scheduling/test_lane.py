@@ -22,7 +22,7 @@ from skyward.scheduling.certificates import issue
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
 from skyward.wire.frames import client_context, server_context
-from skyward.wire.link import Connection, Link, Session
+from skyward.wire.lane import Connection, Link, Session
 from skyward.wire.messages import Item
 
 

@@ -16,8 +16,9 @@ import skyward as sky
 from skyward.errors import BudgetError, ConfigurationError, PoolStateError
 from skyward.events import CostFinal, CostUpdate, Error, PoolStopped, SkywardEvent
 from skyward.ledger.ledger import Ledger
+from skyward.market.budget import ENDING_S, Budget
 from skyward.market.choose import Batch
-from skyward.market.cost import ENDING_S, Budget, CostReport, Usage
+from skyward.market.cost import CostReport, Usage
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest

@@ -10,7 +10,7 @@ from skyward.errors import PoolStateError
 from skyward.events import Progress, SkywardEvent
 from skyward.scheduling.calls import CallBatch, CallTable, LiveCall, RawOutcome, RemoteFuture, WorkCount
 from skyward.scheduling.dispatch import Action, Dispatch, GiveUp, WorkerId
-from skyward.shipping.parcels import PackedFunction, Wrapped
+from skyward.shipping.function_cache import PackedFunction, Wrapped
 from skyward.wire.messages import Payload
 
 FIRST, SECOND = WorkerId(0, 0), WorkerId(0, 1)

@@ -8,7 +8,7 @@ from typing import Any
 from skyward.scheduling.calls import LiveCall
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
-from skyward.shipping.parcels import PackedFunction, Wrapped
+from skyward.shipping.function_cache import PackedFunction, Wrapped
 from skyward.shipping.project_modules import SourceSet
 from skyward.wire.messages import ModuleSource, Payload, StoreSources, ToWorker
 

@@ -18,7 +18,7 @@ import pytest
 
 import skyward as sky
 from skyward.scheduling.calls import pack_calls
-from skyward.shipping.parcels import FunctionCache, PackedFunction
+from skyward.shipping.function_cache import FunctionCache, PackedFunction
 from skyward.shipping.pickling import unpack
 from skyward.submission import ArgumentMemo, Invocation
 

@@ -24,7 +24,7 @@ import pytest
 
 from skyward.shipping.pickling import LARGE_BYTES, pack, unpack
 from skyward.shipping.project_modules import SentSources, needed_with, source_set, sources_of
-from skyward.shipping.received import SourceFinder, is_received
+from skyward.shipping.received_modules import SourceFinder, is_received
 from skyward.shipping.remote_exceptions import pack_error, unpack_error
 from skyward.submission import Invocation
 from skyward.testing.in_process import InProcessSubmitter
@@ -392,7 +392,7 @@ def test_a_source_with_a_mistake_is_reported_where_it_is_imported(project: Path,
 NODE = """
 import os, pickle, sys
 os.environ["SKYWARD_BLOB_DIRS"] = "/nowhere:" + sys.argv[1]
-from skyward.shipping.received import take_sources
+from skyward.shipping.received_modules import take_sources
 take_sources(pickle.load(sys.stdin.buffer))
 import importlib, importlib.resources, pkgutil
 import sky_pkg.deep.leaf
@@ -476,7 +476,7 @@ STORED = """
 import os, pickle, subprocess, sys
 node = sys.argv[1]
 os.environ["SKYWARD_BLOB_DIRS"] = node
-from skyward.shipping.received import take_sources
+from skyward.shipping.received_modules import take_sources
 sources = pickle.load(sys.stdin.buffer)
 take_sources(sources)  # there is no such folder
 try:
@@ -560,7 +560,7 @@ def test_a_changed_module_leaves_those_alone_that_do_not_import_it(finder: Sourc
 
 SHADOWS = """
 import pickle, sys, queue, statistics
-from skyward.shipping.received import take_sources
+from skyward.shipping.received_modules import take_sources
 take_sources(pickle.load(sys.stdin.buffer))
 user = {"__name__": "__main__"}
 def by(text, names):

@@ -15,7 +15,7 @@ from skyward.scheduling.calls import LiveCall
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
 from skyward.shipping.blobs import Blob, NodeBlobs
-from skyward.shipping.parcels import PackedFunction, Recent, Wrapped
+from skyward.shipping.function_cache import PackedFunction, Recent, Wrapped
 from skyward.wire.messages import ForgetFunctions, Payload, RunCalls, SetLevels, StoreFunction, ToWorker
 
 MIB = 1 << 20

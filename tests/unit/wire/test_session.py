@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from skyward.wire.link import BrokenSessionError, Session
+from skyward.wire.lane import BrokenSessionError, Session
 
 
 def deliver(source: Session, target: Session) -> list[Any]:

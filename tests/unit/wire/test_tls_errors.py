@@ -16,7 +16,7 @@ from tornado.iostream import IOStream, StreamClosedError
 
 from skyward.scheduling.certificates import issue
 from skyward.wire.frames import TlsIdentity, client_context, forget_tls_errors, server_context
-from skyward.wire.link import Connection
+from skyward.wire.lane import Connection
 from skyward_dask.security import PoolSecurity
 
 

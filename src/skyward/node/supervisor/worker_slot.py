@@ -17,9 +17,9 @@ from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wa
 from skyward.node.plan import NodePlan
 from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
 from skyward.node.supervisor.zygote import Fork, Zygote
-from skyward.node.worker.call_mark import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
+from skyward.node.worker.call_limits import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
 from skyward.node.worker.descriptor_capture import take_last_words
-from skyward.node.worker.watchdog import DEAF, DEAF_REASON
+from skyward.node.worker.lane_watchdog import DEAF, DEAF_REASON
 from skyward.wire.control import Report, RunService, Start, WorkerExit, WorkerRunning
 
 log = logging.getLogger("skyward.node.supervisor.worker_slot")
@@ -40,7 +40,7 @@ class _Process:
 
     Attributes:
         incarnation: its id.
-        mark_path: file of its mark; see :mod:`~skyward.node.worker.call_mark`.
+        mark_path: file of its mark; see :mod:`~skyward.node.worker.call_limits`.
         mark: that file, mapped; None if there is none.
         running: its report that it accepts calls; None before that.
         looks: number of looks at it.

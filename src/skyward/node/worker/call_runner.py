@@ -26,15 +26,15 @@ from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback
 from skyward.hidden_frames import related
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
-from skyward.node.worker.call_mark import arm, disarm
+from skyward.node.worker.call_limits import arm, disarm
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
 from skyward.shipping.definitions import enter_main
 from skyward.shipping.pickling import LARGE_BYTES, Packed, add_note, pack_result, unpack_call_with_main
-from skyward.shipping.received import take_sources
+from skyward.shipping.received_modules import take_sources
 from skyward.shipping.remote_exceptions import pack_error, text_of
-from skyward.wire.link import CHUNK_BYTES
+from skyward.wire.lane import CHUNK_BYTES
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
@@ -169,7 +169,7 @@ class CallRunner:
         outlet: connection to the client.
         output: collector of printed text.
         blob_dirs: folders of large arguments, by their content id.
-        begun: mark of the last call begun, and of its limits: :mod:`skyward.node.worker.call_mark`.
+        begun: mark of the last call begun, and of its limits: :mod:`skyward.node.worker.call_limits`.
     """
 
     def __init__(

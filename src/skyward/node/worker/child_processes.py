@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import Any, NoReturn, cast
 
 from skyward.shipping.pickling import pack
-from skyward.shipping.received import is_received, with_sources
+from skyward.shipping.received_modules import is_received, with_sources
 
 
 def call_in_this_process(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -26,8 +26,8 @@ from skyward.events.log_files import DEFAULT_LEVELS
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.output import CallOutput, TakenLevels
+from skyward.wire.lane import Connection, Link, Session
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.link import Connection, Link, Session
 from skyward.wire.listening import Listener
 from skyward.wire.messages import (
     CancelCalls,

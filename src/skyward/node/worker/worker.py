@@ -27,12 +27,12 @@ from skyward.distributed.runtime import enter_task
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process, read_commands
 from skyward.node.services import Service, WorkerHost
-from skyward.node.worker.call_mark import enter, open_mark
+from skyward.node.worker.call_limits import enter, open_mark
 from skyward.node.worker.child_processes import call_in_this_process, prepare_multiprocessing
 from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.lane_server import LaneServer
+from skyward.node.worker.lane_watchdog import Watchdog, end_process
 from skyward.node.worker.output import CallOutput
-from skyward.node.worker.watchdog import Watchdog, end_process
 from skyward.wire.control import RunService, Start, SupervisorTrouble, WorkerRunning, to_frame
 from skyward.wire.frames import server_context
 from skyward.wire.listening import BACKLOG

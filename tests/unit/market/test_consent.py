@@ -16,7 +16,7 @@ from skyward.errors import BudgetError, ConfigurationError
 from skyward.events import InstanceLaunching
 from skyward.ledger.ledger import Ledger
 from skyward.market.choose import Batch
-from skyward.market.cost import CONFIRM_ABOVE, Consent, Forecast, ask_on_terminal, limit_of
+from skyward.market.consent import CONFIRM_ABOVE, Consent, Forecast, ask_on_terminal, limit_of
 from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward.node.worker.watchdog import Watchdog
+from skyward.node.worker.lane_watchdog import Watchdog
 
 
 class EndedError(Exception):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-log = logging.getLogger("skyward.node.worker.call_mark")
+log = logging.getLogger("skyward.node.worker.call_limits")
 
 _BYTES = 40
 _MOST = (1 << 64) - 1

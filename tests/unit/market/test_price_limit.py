@@ -13,8 +13,9 @@ import pytest
 from skyward.errors import CapacityError, ConfigurationError
 from skyward.events import Notice
 from skyward.ledger.ledger import Ledger
+from skyward.market.budget import PriceLimit, charged_price, notes_on_bill
 from skyward.market.choose import Batch
-from skyward.market.cost import PriceLimit, Usage, charged_price, notes_on_bill
+from skyward.market.cost import Usage
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest

@@ -35,7 +35,7 @@ from skyward.node.supervisor.zygote import Fork, fork_from
 from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
 
-log = logging.getLogger("skyward.node.supervisor.template_process")
+log = logging.getLogger("skyward.fleet.template_process")
 
 _PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.fork_server import run_template as run; run({}, *{})"
 _SUPERVISOR = "skyward.node.supervisor.daemon"

@@ -16,7 +16,7 @@ import pytest
 from skyward.base.waiting import wait_until
 from skyward.scheduling.certificates import issue
 from skyward.wire.frames import TlsIdentity, client_context, server_context
-from skyward.wire.link import BrokenSessionError, Connection, Link, MessageError, Session
+from skyward.wire.lane import BrokenSessionError, Connection, Link, MessageError, Session
 from skyward.wire.messages import EmittedEvent, PrintedLines, ResultChunk
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import skyward as sky
-from skyward.api.market import Offers
+from skyward.api.offers import Offers
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
