@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
@@ -111,21 +113,21 @@ def _ticking_there(peer: Peer) -> Iterator[list[float]]:
     gaps.extend(peer.broadcast(_stop_ticker))
 
 
+_tickers: list[tuple[threading.Event, Future[float]]] = []
+"""On a worker: the ticker that runs."""
+
+
 def _start_ticker() -> None:
-    """On a worker: measure the gaps of its event loop from now on."""
-    worker, over = _this_worker(), threading.Event()
-    worker.benchmark = over, asyncio.run_coroutine_threadsafe(longest_gap(over), worker.loop.asyncio_loop)
+    """On a worker: measure the gaps of the event loop of its lane from now on."""
+    from skyward.base.loop import LoopThread
+
+    (lane,) = (thread for thread in gc.get_objects() if isinstance(thread, LoopThread))
+    over = threading.Event()
+    _tickers.append((over, asyncio.run_coroutine_threadsafe(longest_gap(over), lane.loop)))
 
 
 def _stop_ticker() -> float:
     """On a worker: the longest gap."""
-    over, future = _this_worker().benchmark
+    over, future = _tickers.pop()
     over.set()
     return future.result()
-
-
-def _this_worker() -> Any:
-    from distributed.worker import Worker
-
-    (worker,) = Worker._instances
-    return worker

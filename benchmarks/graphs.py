@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from benchmarks.measured import Measured, seconds_of, timed
 from benchmarks.peers import WORKERS
 from benchmarks.work import nothing
 
-__all__ = ["beside_calls", "client_map", "reduction", "shuffle"]
+__all__ = ["beside_calls", "client_map", "first_result", "reduction", "shuffle"]
 
 _MAPPED = 5_000
 _CALLS = 10_000
@@ -67,6 +68,17 @@ def _with_client(measure: Callable[[Any], Measured]) -> Callable[[str], Measured
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def first_result(name: str) -> Measured:
+    """From before the imports to the first result of a client's task."""
+    started = time.perf_counter()
+    from distributed import Client
+
+    with _CLUSTERS[name]() as cluster, Client(cluster) as client:
+        client.submit(nothing, pure=False).result()
+        seconds = time.perf_counter() - started
+    return Measured(seconds=(seconds,))
 
 
 @_with_client

@@ -52,9 +52,7 @@ _MISSED = """\
   them; Ray's is in memory that both processes share. Half of the time measured here is the kernel clearing pages.
 - *The forest, and the search over 200 MB.* Every batch of trees, and every fold's slices, crosses TLS and is pickled
   once more than on loky, on processors that the workers need. More cores than workers hide it; here there are two.
-- *From the import to the first result.* The process that a node's others are forked from imports `distributed`, 0.75 s
-  of processor time; before that the supervisor has to start, and after it the scheduler and the workers.
-- *The idle node.* A supervisor, a scheduler, nannies and two workers look after each other a few times a second.
+- *The idle node.* A supervisor and two workers look after each other a few times a second.
 """
 
 _AGAIN = """\
