@@ -8,7 +8,6 @@ import errno
 import math
 import os
 import socket
-import struct
 import subprocess
 import tempfile
 import threading
@@ -24,11 +23,12 @@ from paramiko.ssh_exception import IncompatiblePeer, ProxyCommandFailure
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential, wait_random
 
 from skyward.base.descriptors import keep_from_forks
-from skyward.base.platform import NOTSENT_LOWAT, kill_group, receive_socket
+from skyward.base.platform import kill_group, receive_socket
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, UnreachableError
 from skyward.machine.paramiko_parts import (
     RSA_SIGNATURES,
     Client,
+    LiveSocket,
     RefusedSessionError,
     StaleConnectionError,
     end_handshake,
@@ -41,10 +41,6 @@ from skyward.machine.ssh_keys import HostKey, Identities, Identity, KnownKeys, i
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _LEAST_S = 1.0
 _COMPLAINT_CHARACTERS = 500
-_TICKS: Final = 30
-_IDLE_TICKS: Final = 10
-_READ_BYTES = 256 << 10
-_UNSENT_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,158 +187,6 @@ async def _receive_socket(command: Dialled) -> Dialled:
             errno.ECONNABORTED, f"the proxy command passes no socket: {command.complaint()}"
         ) from error
     return replace(command, socket=keep_from_forks(passed))
-
-
-class LiveSocket:
-    """Socket for paramiko that detects a dead peer.
-
-    A connection is dead when the peer has not answered a request for ``silence_s``, or accepted no byte for as long.
-    Time in which this process did not run does not count.
-
-    Args:
-        sock: the connected socket; owned from now on.
-        silence_s: seconds without a byte until the peer counts as dead.
-        gate: see :class:`~skyward.machine.ssh_connection.SSHConnection`.
-        on_close: called once, after the socket is closed.
-
-    Attributes:
-        on_idle: requests an answer; called in the reading thread after each silent third of ``silence_s``. None means
-            that silence is allowed.
-        reason: the reason for which this side gave the connection up; empty if it did not.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        silence_s: float,
-        gate: threading.Lock | None = None,
-        on_close: Callable[[], None] | None = None,
-    ) -> None:
-        _tune(sock, silence_s / _TICKS)
-        self._silence_s = silence_s
-        self.on_idle: Callable[[], None] | None = None
-        self.reason = ""
-        self._socket = sock
-        self._gate = gate or threading.Lock()
-        self._gate_keeper = 0
-        self._on_close = on_close
-        self._closed = False  # paramiko reads this attribute of its sockets: see test_paramiko_internals.py
-        self._silent_ticks = 0
-        # paramiko reads a few bytes at a time; one system call fetches many packets.
-        self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._unread = self._buffer[:0]
-
-    @property
-    def closed(self) -> bool:
-        """True once :meth:`close` was called."""
-        return self._closed
-
-    def settimeout(self, seconds: float | None) -> None:
-        """Do nothing: reads always wait for one tick, a thirtieth of ``silence_s``."""
-
-    def getpeername(self) -> object:
-        """Return the address of the peer."""
-        return self._socket.getpeername()
-
-    def recv(self, nbytes: int) -> bytes:
-        """Return up to ``nbytes`` bytes; none at the end.
-
-        Raises:
-            TimeoutError: nothing came within a tick; call again.
-            ConnectionAbortedError: nothing came for ``silence_s``.
-            OSError: the connection is broken.
-        """
-        if not self._unread:
-            self._unread = self._buffer[: self._receive()]
-        chunk = bytes(self._unread[:nbytes])
-        self._unread = self._unread[nbytes:]
-        return chunk
-
-    def send(self, data: bytes) -> int:
-        """Send all of ``data``; return its length.
-
-        Raises:
-            ConnectionAbortedError: the peer accepted no byte for ``silence_s``.
-            OSError: the connection is broken.
-        """
-        view = memoryview(data)
-        stalled_ticks = 0
-        while view:
-            try:
-                view = view[self._socket.send(view) :]
-                stalled_ticks = 0
-            except BlockingIOError:
-                stalled_ticks += 1
-                if stalled_ticks >= _TICKS:
-                    self._give_up("accepted nothing")
-        return len(data)
-
-    def abort(self, reason: str) -> None:
-        """End both directions of the connection, for all threads that use it."""
-        self.reason = self.reason or reason
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def shut_gate(self) -> None:
-        """Stop sending on channels until this thread opens the gate again or closes the socket."""
-        self._gate.acquire()
-        self._gate_keeper = threading.get_ident()
-
-    def open_gate(self) -> None:
-        """Open the gate again, if this thread has shut it."""
-        if self._gate_keeper == threading.get_ident():
-            self._gate_keeper = 0
-            self._gate.release()
-
-    def close(self) -> None:
-        """Close the socket, and open the gate if this thread has shut it. Idempotent."""
-        self.open_gate()
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # close() alone would not wake a thread that waits in recv()
-        self._socket.close()
-        if self._on_close is not None:
-            self._on_close()
-
-    def _receive(self) -> int:
-        try:
-            received = self._socket.recv_into(self._buffer)
-        except BlockingIOError:
-            self._stay_silent()
-            raise TimeoutError from None
-        self._silent_ticks = 0
-        return received
-
-    def _stay_silent(self) -> None:
-        if self.on_idle is None:
-            return
-        # Ticks, not a clock: after the process was stopped, or its machine asleep, the peer has not been silent.
-        self._silent_ticks += 1
-        if self._silent_ticks >= _TICKS:
-            self._give_up("did not answer")
-        if self._silent_ticks % _IDLE_TICKS == 0:
-            self.on_idle()
-
-    def _give_up(self, what: str) -> None:
-        self.abort(f"the peer {what} for {self._silence_s:g} s")
-        raise ConnectionAbortedError(errno.ECONNABORTED, self.reason)
-
-
-def _tune(sock: socket.socket, tick_s: float) -> None:
-    """Set the system's timeouts to one tick, and bound the unsent bytes that the system holds."""
-    # Timeouts of the system, as those of Python cost a poll() before every call.
-    sock.settimeout(None)
-    tick = struct.pack("ll", int(tick_s), int(tick_s % 1 * 1_000_000))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
-    if sock.family in {socket.AF_INET, socket.AF_INET6}:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A small message must not wait behind megabytes of a large one in the system's buffer.
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

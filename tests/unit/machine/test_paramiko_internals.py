@@ -17,12 +17,12 @@ from paramiko.packet import Packetizer
 
 from skyward.machine.paramiko_parts import (
     ChannelBuffer,
+    LiveSocket,
     client_class,
     end_handshake,
     packetizer_class,
     take_output,
 )
-from skyward.machine.ssh_login import LiveSocket
 
 
 class Recorder:

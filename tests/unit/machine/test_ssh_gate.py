@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA
 
-from skyward.machine.paramiko_parts import packetizer_class
-from skyward.machine.ssh_login import LiveSocket
+from skyward.machine.paramiko_parts import LiveSocket, packetizer_class
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from skyward.machine.ssh_login import LiveSocket
+from skyward.machine.paramiko_parts import LiveSocket
 
 SILENCE_S = 0.3
 
