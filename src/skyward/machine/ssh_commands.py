@@ -262,9 +262,10 @@ class CommandExchange:
             except Exception as error:  # after any exception the channel is of no further use
                 log.debug("a command's channel broke off: %s", error)
                 return None, True
+            ended = self._channel.closed or self._channel.eof_received  # before the status, which comes first
             if out.status is not None and errors.status is not None:
                 return out.status, False
-            if self._channel.closed or self._channel.eof_received:
+            if ended:
                 return None, not self._channel.eof_received
             await self._news.wait()
             self._news.clear()

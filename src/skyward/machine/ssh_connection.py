@@ -118,6 +118,7 @@ class Tunnel(asyncio.Protocol):
         self._accepted_bytes = 0
         """Bytes that the socket has accepted, and for which the window was not opened again."""
         self._local_ended = False
+        self._output_ended = False
         self._over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -178,7 +179,7 @@ class Tunnel(asyncio.Protocol):
         """Pass on that the local program has ended its stream; keep the other direction open."""
         self._local_ended = True
         self._use(self._channel.shutdown_write)
-        return not self._channel.eof_received  # True: the other direction stays open
+        return not self._output_ended  # True: the other direction stays open
 
     def resume_writing(self) -> None:
         """Count what the transport had as accepted: all of it is written."""
@@ -226,6 +227,7 @@ class Tunnel(asyncio.Protocol):
         """Pass on that the machine has ended its stream, or that the channel has ended."""
         if self._over:
             return
+        self._output_ended = True
         # Without an end of stream the channel did not finish: its connection was lost, or the machine gave it up.
         if not self._channel.eof_received:
             self.reset()
@@ -377,9 +379,10 @@ class SSHConnection:
         Forwards keep their local ports. An open connection stays: its end shows if the machine is still there.
         """
         with self._lock:
-            self.target = target
-            self._refused = None
-        self.request(self._end_attempt)
+            self.target, self._refused = target, None
+            attempt = self._attempt
+        if attempt is not None:  # not a later one, which dials the new address
+            self.request(attempt.cancel)
 
     def close(self) -> None:
         """End the connection, the forwards and the threads, and wait for their end. Idempotent."""
@@ -503,6 +506,8 @@ class SSHConnection:
                     log.debug("a connection to port %s of %s cannot be accepted yet: %s", port, self.target, error)
                     await SYSTEM_CLOCK.sleep(_ACCEPT_PAUSE_S)
                 else:
+                    # asyncio does so only for sockets that name their protocol.
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self.spawn(self._serve(sock, host, port))
 
     async def _serve(self, sock: socket.socket, host: str, port: int) -> None:

@@ -297,3 +297,26 @@ def test_a_moved_machine_is_dialled_at_its_new_address_only_and_its_forwards_kee
         links.release(link)
     finally:
         links.release(link)
+
+
+def test_an_attempt_at_the_new_address_is_not_ended_for_the_former_one() -> None:
+    async def connect(*_: object) -> SSHSession:
+        await asyncio.sleep(0)
+        return SSHSession(client=cast("Any", FakeClient()), socket=cast("Any", FakeSocket()))
+
+    async def use() -> object:
+        return await link.use(lambda client: client)
+
+    def move_as_somebody_asks() -> None:
+        asking.append(asyncio.ensure_future(use()))
+        links.move(link, replace(TARGET, host="elsewhere"))
+        asking[0].add_done_callback(lambda _: asked.set())
+
+    links, asking, asked = SSHConnections(connect), list[asyncio.Future[object]](), threading.Event()
+    link = links.acquire((TARGET,))
+    try:
+        link.request(move_as_somebody_asks)
+        assert asked.wait(DEADLINE_S)
+        assert isinstance(asking[0].result(), FakeClient)
+    finally:
+        links.release(link)
