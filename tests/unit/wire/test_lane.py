@@ -95,6 +95,14 @@ async def test_messages_of_any_size_arrive_whole(identity: TlsIdentity, size: in
         await asking
 
 
+async def test_texts_that_have_no_utf_8_form_arrive(identity: TlsIdentity) -> None:
+    """The text of an exception may be anything, and the name of a file on Linux."""
+    async with connected(identity) as (client, server):
+        asking = asyncio.ensure_future(client.exchange(["\ud800", "caf\udce9"]))
+        assert await server.first_message() == ("\ud800", "caf\udce9")
+        await asking
+
+
 async def test_what_follows_the_first_message_at_once_is_not_lost(identity: TlsIdentity) -> None:
     async with connected(identity) as (client, server):
         client.write("greeting")

@@ -74,8 +74,8 @@ TO_CLIENT: list[ToClient] = [
 
 def over_the_wire(item: ToWorker | ToClient) -> Any:
     """Pack and unpack as a connection does."""
-    packed = msgpack.packb(item, default=methodcaller("to_wire"), unicode_errors="surrogateescape")
-    return msgpack.unpackb(packed, use_list=False, unicode_errors="surrogateescape")
+    packed = msgpack.packb(item, default=methodcaller("to_wire"), unicode_errors="surrogatepass")
+    return msgpack.unpackb(packed, use_list=False, unicode_errors="surrogatepass")
 
 
 @pytest.mark.parametrize("item", [*TO_WORKER, *TO_CLIENT], ids=lambda item: type(item).__name__)
