@@ -207,11 +207,14 @@ class Machines:
         self._price_limit = PriceLimit.of(request)
         self._consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
 
-    @property
-    def _usages(self) -> list[Usage]:
-        """Usages of existing machines, of requested ones, and of those that an unanswered create call may have made."""
+    def _usages(self, instead: list[Usage] | None = None) -> list[Usage]:
+        """Return the usages of existing machines, of requested ones, and of those that unanswered calls may have made.
+
+        Without the requested ones in ``instead``.
+        """
+        coming = chain.from_iterable(usages for usages in self._coming if usages is not instead)
         lost = (create.usage for create in self._lost.values())
-        return [*(machine.usage for machine in self.all), *chain.from_iterable(self._coming), *lost]
+        return [*(machine.usage for machine in self.all), *coming, *lost]
 
     def unended(self) -> list[Machine]:
         """Return the machines that are not confirmed gone."""
@@ -235,7 +238,7 @@ class Machines:
         choice = choose(self.request, offers, nodes=len(ranks), provider=self.provider.name, beside=has)
         bought = [machine.instance for machine in self.all]
         batches = self._price_limit.among(choice.batches, bought, provider=self.provider.name)
-        batches = self._budget.afford(batches, self._usages, self.clock.elapsed(), provider=self.provider.name)
+        batches = self._budget.afford(batches, self._usages(), self.clock.elapsed(), provider=self.provider.name)
         batches = await self._consent.given(batches, has, provider=self.provider.name)
         apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self.provider.name)
         for note in (choice.note, apart, *(batch.offers[0].note for batch in batches)):
@@ -259,7 +262,7 @@ class Machines:
 
         It is the rest of the pool's ``timeout`` at that age, or less if ``max_cost`` allows less.
         """
-        return min(max(1.0, self.request.timeout_s - age_s), self._budget.cap_s(self._usages, self.clock.elapsed()))
+        return min(max(1.0, self.request.timeout_s - age_s), self._budget.cap_s(self._usages(), self.clock.elapsed()))
 
     def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
         """Return the seconds for which so many machines of an offer may live; 0 if a limit of cost or price forbids it.
@@ -267,9 +270,7 @@ class Machines:
         They replace the usages in ``instead``, which were expected.
         """
         now = self.clock.elapsed()
-        others = [machine.usage for machine in self.all]
-        others += chain.from_iterable(each for each in self._coming if each is not instead)
-        usages = [*others, *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
+        usages = [*self._usages(instead), *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
         if not self._price_limit.allows(offer.price_per_hour) or not self._budget.covers(usages, now):
             return 0.0
         return min(self.request.timeout_s, self._budget.cap_s(usages, now))

@@ -31,6 +31,19 @@ class Slow(FakeProvider):
         return await super().launch(offers, order)
 
 
+class Noting(FakeProvider):
+    """Notes for how long each machine may live."""
+
+    def __init__(self, offers: Sequence[Offer]) -> None:
+        super().__init__(offers)
+        self.caps: list[tuple[Offer, float]] = []
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        made = await super().launch(offers, order)
+        self.caps += [(each.offer, order.lasts_s(each.offer)) for each in made]
+        return made
+
+
 async def test_machines_that_are_asked_for_at_the_same_time_do_not_cost_more_than_the_sum(tmp_path: Path) -> None:
     machines = Machines(
         Slow([DEAR]),
@@ -48,7 +61,7 @@ async def test_machines_that_are_asked_for_at_the_same_time_do_not_cost_more_tha
 
 
 async def test_a_machine_that_an_unanswered_create_may_have_made_counts_for_ten_minutes(tmp_path: Path) -> None:
-    provider = FakeProvider([DEAR])
+    provider = Noting([DEAR])
     provider.fail("create", UnreachableError("no answer"))
     machines = Machines(
         provider,
@@ -61,23 +74,15 @@ async def test_a_machine_that_an_unanswered_create_may_have_made_counts_for_ten_
     await machines.launch([0])
 
     assert 0 < machines.timeout_s() < (7.0 - 600 * 0.01) / 0.01
+    assert provider.caps[0][1] <= (7.0 - 600 * 0.01) / 0.01
     await machines.end(machines.all)
 
 
 CHEAP = Offer(spec=replace(SPEC, name="cheap"), spot=True, price_per_hour=3.6)
 
 
-class Mixed(FakeProvider):
-    """Has one cheap machine, and many dear ones; notes for how long each may live."""
-
-    def __init__(self) -> None:
-        super().__init__([CHEAP, DEAR])
-        self.caps: list[tuple[Offer, float]] = []
-
-    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
-        made = await super().launch(offers, order)
-        self.caps += [(each.offer, order.lasts_s(each.offer)) for each in made]
-        return made
+class Mixed(Noting):
+    """Has one cheap machine, and many dear ones."""
 
     async def _create(self, order: LaunchOrder, offer: Offer, key: str) -> Instance:
         if any(each.offer == CHEAP for each in self.instances.values()):
@@ -88,7 +93,7 @@ class Mixed(FakeProvider):
 @pytest.mark.parametrize("nodes", [2, 3, 5])
 async def test_the_lives_of_an_order_of_several_offers_cost_no_more_than_the_sum(tmp_path: Path, nodes: int) -> None:
     """Each is allowed as if all were bought as its own offer: no more than its share."""
-    provider, notices = Mixed(), list[str]()
+    provider, notices = Mixed([CHEAP, DEAR]), list[str]()
     machines = Machines(
         provider,
         parse_request(nodes=nodes, spot="always", max_cost=10.0, timeout=10**6),
