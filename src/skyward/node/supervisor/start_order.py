@@ -63,6 +63,10 @@ class StartOrder:
     started_with: Mapping[str, str]
     limits: str
 
+    def __post_init__(self) -> None:
+        if self.config.volumes:
+            raise ValueError("every process of the node would hold the keys of its volumes")
+
 
 VISIBLE: Final = "--visible"
 """Argument of a supervisor on the client's own machine, whose variables are visible in calls."""

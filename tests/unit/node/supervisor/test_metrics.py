@@ -52,6 +52,18 @@ def reading(**changes: Any) -> GpuMetrics:
     return GpuMetrics(**values | changes)
 
 
+def refuse(nvml: Any, function: str, gpu: object = None) -> None:
+    """Have a function of the driver refuse its answer: for one GPU, or always."""
+    usual = getattr(nvml, function)
+
+    def answer(*args: object) -> Any:
+        if gpu is None or args[0] == gpu:
+            raise nvml.NVMLError
+        return usual(*args)
+
+    setattr(nvml, function, answer)
+
+
 class TestGpus:
     @pytest.fixture
     def machine(self, tmp_path: Path) -> Callable[..., FakeGpus]:
@@ -72,6 +84,26 @@ class TestGpus:
     def test_a_lost_one_is_left_out_and_the_others_keep_their_numbers(self, machine: Callable[..., FakeGpus]) -> None:
         assert [gpu.index for gpu in read_gpus(machine(FakeGpu(lost=True), FakeGpu()).nvml())] == [1]
 
+    @pytest.mark.parametrize(
+        ("refused", "temperature", "utilization"),
+        [("nvmlDeviceGetTemperature", None, 40.0), ("nvmlDeviceGetUtilizationRates", 50.0, None)],
+    )
+    def test_what_one_refuses_to_tell_is_none(
+        self, machine: Callable[..., FakeGpus], refused: str, temperature: float | None, utilization: float | None
+    ) -> None:
+        nvml = machine(FakeGpu()).nvml()
+        refuse(nvml, refused)
+
+        (gpu,) = read_gpus(nvml)
+
+        assert (gpu.temperature, gpu.utilization, gpu.memory_used_mb) == (temperature, utilization, 11.0)
+
+    def test_one_that_refuses_to_tell_its_memory_is_left_out(self, machine: Callable[..., FakeGpus]) -> None:
+        nvml = machine(FakeGpu(), FakeGpu()).nvml()
+        refuse(nvml, "nvmlDeviceGetMemoryInfo", nvml.nvmlDeviceGetHandleByIndex(0))
+
+        assert [gpu.index for gpu in read_gpus(nvml)] == [1]
+
     @pytest.mark.parametrize("root", [True, False])
     def test_in_mig_mode_tell_their_memory_and_not_how_busy_they_are(
         self, machine: Callable[..., FakeGpus], *, root: bool
@@ -91,10 +123,7 @@ class TestGpus:
     ) -> None:
         nvml = machine(FakeGpu()).nvml()
 
-        def fail() -> None:
-            raise nvml.NVMLError
-
-        setattr(nvml, failing, fail)
+        refuse(nvml, failing)
         with caplog.at_level(logging.INFO):
             opened = open_nvml(lambda: nvml)
             assert opened is None or read_gpus(opened) == ()

@@ -1,7 +1,18 @@
 from __future__ import annotations
 
-from skyward.node.supervisor.start_order import TEMPLATE_ID, TEMPLATE_VARIABLE, start_variables
+import pytest
+from tests.support.nodes import node_config
+
+from skyward.node.supervisor.start_order import TEMPLATE_ID, TEMPLATE_VARIABLE, StartOrder, start_variables
 from skyward.providers.local import INSTANCE_VARIABLE
+from skyward.request.volume import GrantedVolume, S3Volume, StorageKey, VolumeAccess
+
+
+def test_an_order_holds_no_keys_of_volumes() -> None:
+    access = VolumeAccess(key=StorageKey(id="i", secret="s3cret"))
+    volumes = (GrantedVolume(volume=S3Volume(bucket="bucket", mount_path="/data"), access=access),)
+    with pytest.raises(ValueError, match="keys of its volumes"):
+        StartOrder(config=node_config(volumes=volumes), env={}, started_with={}, limits="")
 
 
 def test_variables_that_count_at_a_programs_start_are_told_apart() -> None:

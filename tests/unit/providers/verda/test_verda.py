@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,6 +32,7 @@ from skyward.testing.aws import Looks
 from support.clouds.fake_cloud import FakeMachine
 from support.clouds.rest_service import RestAnswer, RestCall, RestFault
 from support.clouds.verda_api import CLIENT_SECRET, VerdaApi
+from support.eventually import eventually
 
 PROMPT = {"listing_s": 0.5, "unlisted_s": 0.5, "look_s": 0.02, "patience_s": 5.0}
 POOL = "sky-pool"
@@ -472,6 +475,34 @@ async def test_a_machine_deletes_itself_with_its_volume_even_if_its_script_is_go
         assert [*terse.left()] == ["scripts"]
         await provider.terminate([made.id])
     assert terse.left() == {}
+
+
+async def test_the_run_for_a_former_delivery_ends_at_once_and_that_for_the_last_one_deletes_the_machine(
+    verda: VerdaApi, tmp_path: Path
+) -> None:
+    async with opened(verda, self_destruct=True) as provider:
+        (made,) = await launched(provider)
+        (seen,) = await provider.describe([made.id])
+        former, last = [await provider.secret(seen) for _ in range(2)]
+        assert former is not None
+        assert last is not None
+        program = tmp_path / "end.py"
+        program.write_text(last.value, encoding="utf-8")
+        command = [sys.executable, str(program)]
+        ended = await asyncio.to_thread(
+            subprocess.run, [*command, _facts(former.value)["renewal"]], capture_output=True, timeout=60, check=True
+        )
+        assert (ended.stderr, [*verda.alive]) == (b"", [made.id])
+        run = subprocess.Popen([*command, _facts(last.value)["renewal"]])
+        try:
+            for attempt in eventually(30):
+                with attempt:
+                    assert [*verda.alive] == []
+        finally:
+            run.kill()
+            run.wait()
+        await provider.terminate([made.id])
+    assert verda.left() == {}
 
 
 def _facts(program: str) -> dict[str, str]:
