@@ -21,6 +21,9 @@ MAX_FRAME_BYTES = 1 << 20
 LENGTH = struct.Struct("!I")
 """What precedes a frame, and a message of a lane: its length in bytes."""
 
+TEXTS = "surrogatepass"
+"""How texts are encoded: names of files, texts of errors and labels may have lone surrogates."""
+
 
 class FrameError(ValueError):
     """Bytes from the peer that are no frame; the connection is of no further use."""
@@ -94,7 +97,7 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
         raise FrameError(f"the peer announces a frame of {size} bytes; {MAX_FRAME_BYTES} are allowed")
     body = await reader.readexactly(size)
     try:
-        frame = cast("object", msgpack.unpackb(body))
+        frame = cast("object", msgpack.unpackb(body, unicode_errors=TEXTS))
     except ValueError as error:
         raise FrameError(f"the peer sent a frame that is not msgpack: {error}") from error
     if not isinstance(frame, dict):
@@ -108,7 +111,7 @@ def write_frame(writer: asyncio.StreamWriter, frame: dict[str, Any]) -> None:
     Raises:
         FrameError: the frame is larger than the peer accepts.
     """
-    body = cast("bytes", msgpack.packb(frame))
+    body = cast("bytes", msgpack.packb(frame, unicode_errors=TEXTS))
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is larger than the {MAX_FRAME_BYTES} allowed")
     writer.write(LENGTH.pack(len(body)) + body)

@@ -26,7 +26,7 @@ import msgpack
 from skyward.base.descriptors import Descriptors
 from skyward.base.platform import MutableEvents, mutable_events
 from skyward.base.waiting import EAGER_S
-from skyward.wire.frames import LENGTH, forget_tls_errors
+from skyward.wire.frames import LENGTH, TEXTS, forget_tls_errors
 from skyward.wire.messages import Item, LaneItem, ResultChunk
 
 log = logging.getLogger("skyward.wire")
@@ -34,7 +34,6 @@ log = logging.getLogger("skyward.wire")
 _LARGEST_BYTES = 64 << 20  # a session's messages have a few MiB: a larger length is no length
 _READ_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
-_TEXTS = "surrogatepass"  # names of files and texts of errors need not be UTF-8
 _RECORD_BYTES = 16 << 10  # the largest record of TLS
 
 _ACK_DELAY_S = 0.02  # most acknowledgements travel with an item that is sent meanwhile
@@ -68,7 +67,7 @@ class Connection:
         # Both made once: see docs/decisions/007.
         self._encrypted = memoryview(bytearray(_READ_BYTES))
         self._pack: Callable[[Any], bytes] = msgpack.Packer(
-            default=methodcaller("to_wire"), buf_size=_PACKED_BYTES, unicode_errors=_TEXTS
+            default=methodcaller("to_wire"), buf_size=_PACKED_BYTES, unicode_errors=TEXTS
         ).pack
         self._partial = bytearray()
         self._early: list[Any] = []
@@ -176,7 +175,7 @@ class Connection:
                 break
             # Views are released at once: a bytearray cannot shrink while one is there.
             with memoryview(received) as whole, whole[begin:end] as body:
-                messages.append(msgpack.unpackb(body, use_list=False, unicode_errors=_TEXTS))
+                messages.append(msgpack.unpackb(body, use_list=False, unicode_errors=TEXTS))
             start = end
         if received is self._partial:
             del self._partial[:start]

@@ -10,6 +10,7 @@ import msgpack
 import pytest
 
 from skyward.wire import messages
+from skyward.wire.frames import TEXTS
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
@@ -74,8 +75,8 @@ TO_CLIENT: list[ToClient] = [
 
 def over_the_wire(item: ToWorker | ToClient) -> Any:
     """Pack and unpack as a connection does."""
-    packed = msgpack.packb(item, default=methodcaller("to_wire"), unicode_errors="surrogatepass")
-    return msgpack.unpackb(packed, use_list=False, unicode_errors="surrogatepass")
+    packed = msgpack.packb(item, default=methodcaller("to_wire"), unicode_errors=TEXTS)
+    return msgpack.unpackb(packed, use_list=False, unicode_errors=TEXTS)
 
 
 @pytest.mark.parametrize("item", [*TO_WORKER, *TO_CLIENT], ids=lambda item: type(item).__name__)
