@@ -113,6 +113,7 @@ class Member:
         state: state of its present node.
         machine: its present machine; None before the launch and after a loss.
         node: the node in use, or the lost one that is not replaced yet.
+        network: the network of its last node; None before the first, empty for an island.
         in_use: True while the engine uses its node.
         wanted: False once it has to leave the fleet, or was given up.
         leave: set once it has to leave.
@@ -127,6 +128,7 @@ class Member:
     state: NodeState = NodeState.LAUNCHING
     machine: Machine | None = None
     node: Node | None = None
+    network: str | None = None
     in_use: bool = False
     wanted: bool = True
     leave: asyncio.Event = field(default_factory=asyncio.Event)
@@ -702,7 +704,7 @@ class Fleet:
         node, rank = machine.node, member.rank
         assert node is not None
         self._refuse_apart(machine)
-        member.state = NodeState.STARTING
+        member.state, member.network = NodeState.STARTING, machine.instance.network
         await self._setup.start(machine, node, len(self.wanted), head=self._head_of(member) is member)
         member.state = NodeState.JOINING
         self._wake_waiters()
@@ -751,21 +753,21 @@ class Fleet:
     def _order_for(self, member: Member) -> Start | None:
         """Return the order that tells a node its head and the fleet's size; None without a head."""
         head = self._head_of(member)
-        if head is None or head.machine is None or head.machine.node is None:
+        if head is None or head.state not in _UP or head.machine is None or head.machine.node is None:
             return None
         return Start(head_addr=head.machine.node.address, total_nodes=len(self.wanted))
 
     def _head_of(self, member: Member) -> Member | None:
         """Return the head of a member's node: rank 0 if the node reaches it, else the node itself.
 
-        None until rank 0 has a started node, whose network decides that.
+        None until rank 0 has had a node, whose network decides that: who reached the former one waits for the next.
         """
-        head, machine = self._members.get(HEAD), member.machine
-        if head is None or member is head or machine is None or not machine.instance.network:
+        head = self._members.get(HEAD)
+        if head is None or member is head or not member.network:
             return member
-        if head.state not in _UP or head.machine is None:
+        if head.network is None:
             return None
-        return head if head.machine.instance.network == machine.instance.network else member
+        return head if head.network == member.network else member
 
     def _announce(self) -> None:
         """Send the head and the size to every ready node."""

@@ -448,8 +448,9 @@ async def test_nodes_that_do_not_reach_the_next_head_are_their_own(stage: Stage)
         await until(lambda: survivor.head_addr == survivor.address)
 
 
-async def test_a_node_of_its_own_is_replaced_while_there_is_no_head(stage: Stage) -> None:
-    stage.provider.networks = ("a", "")
+@pytest.mark.parametrize("network", ["", "b"])
+async def test_a_node_of_its_own_is_replaced_while_there_is_no_head(stage: Stage, network: str) -> None:
+    stage.provider.networks = ("a", network)
     async with stage.kept():
         stage.nodes.hang(0, "prepare")
         stage.lose(0)
