@@ -347,6 +347,8 @@ class SSHConnection:
             if (host, port) not in self._listeners:
                 listener = keep_from_forks(socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG))
                 listener.settimeout(0)
+                # For the accepted sockets, which inherit it: asyncio leaves them to Nagle's algorithm.
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 accepting = asyncio.run_coroutine_threadsafe(self._accept_all(listener, host, port), self.loop)
                 self._listeners[host, port] = listener, accepting
             self._listening[host, port] += 1
@@ -506,8 +508,6 @@ class SSHConnection:
                     log.debug("a connection to port %s of %s cannot be accepted yet: %s", port, self.target, error)
                     await SYSTEM_CLOCK.sleep(_ACCEPT_PAUSE_S)
                 else:
-                    # asyncio does so only for sockets that name their protocol.
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self.spawn(self._serve(sock, host, port))
 
     async def _serve(self, sock: socket.socket, host: str, port: int) -> None:
