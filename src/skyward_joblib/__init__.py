@@ -8,7 +8,9 @@ from __future__ import annotations
 try:
     from joblib import register_parallel_backend
 except ImportError as error:
-    raise ImportError("joblib is missing here: pip install 'skyward-fleet[joblib]'") from error
+    raise ImportError(
+        "joblib is missing here: pip install 'skyward-fleet[joblib]', or 'skyward-fleet[sklearn]' with scikit-learn"
+    ) from error
 
 from skyward_joblib.backend import SkywardBackend
 from skyward_joblib.pools import JoblibPool, ScikitLearnPool, joblib_backend, sklearn_backend

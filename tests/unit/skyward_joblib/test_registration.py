@@ -30,5 +30,15 @@ def test_an_open_pool_makes_the_name_known(before: str) -> None:
     assert run(f"{before}\n{OPEN}\n{USE}") == "SkywardBackend"
 
 
+def test_without_joblib_the_error_names_both_extras() -> None:
+    without = "import sys; sys.modules['joblib'] = sys.modules['sklearn'] = None"
+    use = "try:\n    from skyward.integrations import ScikitLearnPool\nexcept ImportError as error:\n    print(error)"
+
+    message = run(f"{without}\n{use}")
+
+    assert "pip install 'skyward-fleet[joblib]'" in message
+    assert "'skyward-fleet[sklearn]'" in message
+
+
 def test_a_pool_loads_no_joblib() -> None:
     assert run(f"import skyward\n{OPEN}\nimport sys; print('joblib' in sys.modules)") == "False"
