@@ -28,17 +28,17 @@ class FakeChannel:
         self.in_stderr_buffer: Any = BufferedPipe()
         self.eof_received = False
         self.before_state: Callable[[], None] = lambda: None
-        self.taken = threading.Event()
+        self.sent = threading.Event()
 
     @property
     def closed(self) -> bool:
         self.before_state()
         return False
 
-    def settimeout(self, seconds: float) -> None:
-        self.taken.set()
+    def settimeout(self, seconds: float) -> None: ...
 
     def send(self, data: memoryview) -> int:
+        self.sent.set()
         return len(data)
 
     def recv(self, count: int) -> bytes:
@@ -93,8 +93,8 @@ def test_a_small_answer_does_not_wait_for_the_acknowledgement_of_the_one_before(
     connection: SSHConnection, channel: FakeChannel
 ) -> None:
     with socket.create_connection(connection.listen("127.0.0.1", 9), DEADLINE_S) as local:
-        assert channel.taken.wait(DEADLINE_S)
         local.sendall(b"x")
+        assert channel.sent.wait(DEADLINE_S)
         (tunnel,) = connection.tunnels
         assert tunnel._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -105,7 +105,8 @@ def test_what_the_machine_sent_before_its_end_arrives_after_the_local_programs_e
     """The loop sees the local end while it has yet to write the machine's last bytes."""
     sent = b"x" * (16 << 20)
     with socket.create_connection(connection.listen("127.0.0.1", 9), DEADLINE_S) as local:
-        assert channel.taken.wait(DEADLINE_S)
+        local.sendall(b"x")
+        assert channel.sent.wait(DEADLINE_S)
         turns = [(threading.Event(), threading.Event()) for _ in range(2)]
         for begun, over in turns:
             connection.request(partial(_hold, begun, over))
