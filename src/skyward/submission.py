@@ -335,12 +335,13 @@ class NodeService(Protocol):
         """
         ...
 
-    async def drain(self, access: ServiceAccess, workers: Sequence[str]) -> None:
+    async def drain(self, access: ServiceAccess, workers: Sequence[str], *, comes_back: bool) -> None:
         """Move what the service keeps in workers that leave. Called on the pool's event loop.
 
         Args:
             access: access to the service's process.
             workers: names of the workers.
+            comes_back: true if their node is replaced: others with the same names will join.
 
         Raises:
             OSError: that was not possible.

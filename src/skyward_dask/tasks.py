@@ -17,6 +17,7 @@ from distributed import Scheduler, SchedulerPlugin
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
 from skyward.events import Progress
+from skyward_dask.service import LEAVES
 
 log = logging.getLogger("skyward.dask")
 
@@ -264,14 +265,14 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def fail_unrunnable(scheduler: Scheduler, *, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Make tasks fail that require a worker which the pool does not have, and has not had, a few seconds after."""
+    """Make tasks fail a few seconds after they required a worker that the pool does not have and will not get back."""
     scheduler.add_plugin(_Unrunnable(scheduler, clock), name="skyward-unrunnable")
 
 
 class _Unrunnable(_TaskWatch):
     """Watches tasks that wait for a worker, while there are any.
 
-    A worker that is away counts with what it had: it restarts, or another takes its place.
+    A worker that is away counts with what it had: it restarts, or another takes its place. Not so if its node left.
     """
 
     def __init__(self, scheduler: Any, clock: Clock) -> None:
@@ -287,6 +288,11 @@ class _Unrunnable(_TaskWatch):
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         del scheduler
         self._note(self._scheduler.workers[worker])
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
+        del scheduler, kwargs
+        if stimulus_id.startswith(LEAVES):
+            self._offers = {name: offer for name, offer in self._offers.items() if offer.address != worker}
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         del key, start, args, kwargs

@@ -593,7 +593,8 @@ class Scheduler:
             return all(self._dispatch.drained(worker_id, waiting=waiting) for worker_id in self._workers_of(rank))
 
         await self._wait(is_idle, f"the calls on node {rank} to end")
-        await self._services.drain(rank, worker_names(rank, self._workers_per_node))
+        names = worker_names(rank, self._workers_per_node)
+        await self._services.drain(rank, names, comes_back=rank in self._leaving)
 
     def separation(self) -> str:
         """Return which attached nodes reach each other if not all of them do; else empty. Thread-safe."""

@@ -118,12 +118,12 @@ class Services:
             for other in self._nodes.started_nodes() if node is head else (node,):
                 other.run_service(name=name, module=module, address=head.ready.service)
 
-    async def drain(self, rank: int, workers: Sequence[str]) -> None:
-        """Have the services move what they keep on a node that leaves."""
+    async def drain(self, rank: int, workers: Sequence[str], *, comes_back: bool = False) -> None:
+        """Have the services move what they keep on a node that leaves, or is about to be replaced."""
         for service in list(self._used.values()):
             try:
                 async with asyncio.timeout(_DRAIN_S):
-                    await service.drain(await self.use(service), workers)
+                    await service.drain(await self.use(service), workers, comes_back=comes_back)
             except (OSError, PoolStateError) as error:
                 _logger.warning(
                     "%s's data on node %d could not be moved and is computed again: %s",

@@ -25,15 +25,15 @@ class Service:
     distributions = ("cloudpickle",)
 
     def __init__(self) -> None:
-        self.drained: list[tuple[str, ...]] = []
+        self.drained: list[tuple[tuple[str, ...], bool]] = []
         self.joined: list[tuple[str, ...]] = []
 
     async def wait_joined(self, access: Any, workers: Any) -> None:
         self.joined.append(tuple(workers))
 
-    async def drain(self, access: Any, workers: Any) -> None:
+    async def drain(self, access: Any, workers: Any, *, comes_back: bool) -> None:
         assert access.address == "127.0.0.1:7000"
-        self.drained.append(tuple(workers))
+        self.drained.append((tuple(workers), comes_back))
 
 
 class Node:
@@ -135,8 +135,9 @@ async def test_only_services_in_use_are_emptied(nodes: Nodes, events: Any) -> No
     await services.drain(1, ["node1-worker0"])
     services.handle(nodes.nodes[0], ServiceRunning(name="dask", address="10.0.0.0:7000"))
     await services.use(service)
+    await services.drain(1, ["node1-worker0"], comes_back=True)
     await services.drain(1, ["node1-worker0"])
-    assert service.drained == [("node1-worker0",)]
+    assert service.drained == [(("node1-worker0",), True), (("node1-worker0",), False)]
 
 
 def test_a_service_that_ends_takes_its_work_along(nodes: Nodes, events: list[SkywardEvent]) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 import dask
 import pytest
 from distributed import Client, Scheduler, Worker
+from distributed.core import rpc
 from tests.support.clock import FakeClock
 
 from skyward.base.waiting import wait_until
 from skyward.errors import ConfigurationError
+from skyward_dask.service import LEAVES
 from skyward_dask.tasks import WorkerOffer, fail_unrunnable, unmet_demand
 
 GPU = WorkerOffer(name="node0-worker0", address="tls://10.0.0.5:1", host="10.0.0.5", resources={"GPU": 1.0})
@@ -134,3 +136,17 @@ async def test_a_task_waits_for_a_worker_that_is_away(cluster: Client, clock: Fa
     assert again.status == "pending"
     async with worker(address, "node1-worker0", {"TPU": 1}):
         assert await again == 4
+
+
+async def test_a_task_waits_for_no_worker_whose_node_left(cluster: Client) -> None:
+    address = cluster.scheduler_info()["address"]
+    async with worker(address, "node1-worker0", {"TPU": 1}):
+        assert await cluster.submit(add, 1, 2, workers=["node1-worker0"]) == 3
+        async with rpc(address) as scheduler:
+            await scheduler.retire_workers(
+                names=["node1-worker0"], close_workers=False, remove=True, stimulus_id=f"{LEAVES}-1"
+            )
+
+    with pytest.raises(ConfigurationError, match=r"It has node0-worker0, node0-worker1; names stay"):
+        async with asyncio.timeout(20):
+            await cluster.submit(add, 1, 3, workers=["node1-worker0"])
