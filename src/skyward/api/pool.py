@@ -27,7 +27,7 @@ from skyward.api.telemetry import open_telemetry
 from skyward.api.watching import PoolOutput, serve_snapshots
 from skyward.base.descriptors import raised_descriptor_limit
 from skyward.base.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
-from skyward.base.loop import LoopThread, acquire_loop
+from skyward.base.loop import acquire_loop
 from skyward.base.platform import run_in_forks
 from skyward.base.waiting import to_its_end
 from skyward.display import Display, PoolTag, parse_display
@@ -110,7 +110,6 @@ class ComputePool(CallsByFunction):
         ConfigurationError: a parameter is wrong; nothing was created.
     """
 
-    _loop: LoopThread
     _output: PoolOutput
 
     @by_name_only
@@ -324,7 +323,7 @@ class ComputePool(CallsByFunction):
         stack.callback(running.close)
         if base.folder is not None:
             serve_snapshots(base.folder, base.loop, running.take_snapshot, stack)
-        self._loop, self._output = base.loop, PoolOutput(base.loop, running.take_snapshot)
+        self._output = PoolOutput(base.loop, running.take_snapshot)
         stack.callback(self._output.close)
         base.loop.call(running.open())
         self._running = running
@@ -436,8 +435,8 @@ class ComputePool(CallsByFunction):
                 one to the disk here.
             PoolStateError: the pool is not open.
         """
-        fleet = self._ready.fleet
-        return self._loop.call(fleet.fetch(checked_patterns("patterns", patterns), Path(to).absolute(), node))
+        running, checked = self._ready, checked_patterns("patterns", patterns)
+        return running.loop.call(running.fleet.fetch(checked, Path(to).absolute(), node))
 
     @property
     def total_slots(self) -> int:
@@ -476,11 +475,13 @@ class ComputePool(CallsByFunction):
 
     def service(self, service: NodeService) -> ServiceAccess:
         """See :meth:`skyward.submission.ElasticFleet.service`."""
-        return self._loop.call(self._ready.services.use(service))
+        running = self._ready
+        return running.loop.call(running.services.use(service))
 
     def forward(self, address: str) -> str:
         """See :meth:`skyward.submission.ElasticFleet.forward`."""
-        return self._loop.call(self._ready.fleet.forward(address))
+        running = self._ready
+        return running.loop.call(running.fleet.forward(address))
 
     @property
     def capacity(self) -> int:
@@ -516,7 +517,8 @@ class ComputePool(CallsByFunction):
         Raises:
             PoolStateError: the pool is not open.
         """
-        return self._loop.call(self._ready.take_snapshot())
+        running = self._ready
+        return running.loop.call(running.take_snapshot())
 
     def _repr_html_(self) -> str:
         """Return the present state as a table, for notebooks."""

@@ -160,6 +160,7 @@ class RunningPool:
         request: the validated request.
 
     Attributes:
+        loop: the client's loop thread.
         fleet: the nodes, once the pool opens.
         services: the services of front-ends on them.
         scheduler: the calls on them.
@@ -173,7 +174,7 @@ class RunningPool:
         self._parts = parts
         self._provider = provider
         self._request = request
-        self._loop, self._bus = parts.loop, parts.bus
+        self.loop, self._bus = parts.loop, parts.bus
         self._is_complete = False
         self._opening: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -199,15 +200,15 @@ class RunningPool:
         """Fail unfinished calls, terminate every machine and confirm it. Idempotent."""
         # Ctrl-C has to wait: interrupted half-way, machines would go on and cost money.
         try:
-            self._loop.finish(self._abandon())
+            self.loop.finish(self._abandon())
         finally:
             if self._is_complete:
                 self.scheduler.join()
 
     def scale(self, nodes: int, drop: Collection[int]) -> Future[None]:
         """Change the target size of the fleet; the future is done when it is reached."""
-        waiting = self._loop.call(self._begin_to_scale(nodes, drop))
-        return asyncio.run_coroutine_threadsafe(waiting, self._loop.loop)
+        waiting = self.loop.call(self._begin_to_scale(nodes, drop))
+        return asyncio.run_coroutine_threadsafe(waiting, self.loop.loop)
 
     async def _begin_to_scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
         return self.fleet.scale(nodes, drop)
@@ -267,7 +268,7 @@ class RunningPool:
             client_context(tls),
             self._bus,
             workers_per_node=request.workers_per_node,
-            thread=self._loop,
+            thread=self.loop,
             services=self.services,
             functions=FunctionCache(self._complete),
             subscribed=self._parts.subscribed,
