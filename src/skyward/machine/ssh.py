@@ -239,7 +239,8 @@ class SshTransport:
             for host, port in self._forwards:
                 connection.unlisten(host, port)
             # In a thread, as the last release waits for the connection's threads; shielded, as it must not end halfway.
-            await asyncio.shield(asyncio.to_thread(_CONNECTIONS.release, connection))
+            # No task: asyncio.run() cancels those that are left, also one whose thread has not started.
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _CONNECTIONS.release, connection))
 
     async def _execute(
         self, argv: Sequence[str], env: Mapping[str, str], views: Sequence[memoryview], *, to_the_end: bool = False
