@@ -21,7 +21,7 @@ import psutil
 
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.exits import at_exit
-from skyward.base.platform import process_limits
+from skyward.base.platform import process_limits, run_in_forks
 from skyward.node.plan import HASH_SEED, cpu_count, share_of, thread_variables
 from skyward.node.supervisor.start_order import (
     TEMPLATE_ID,
@@ -279,7 +279,7 @@ def _inherited() -> Iterable[str]:
     for namespace in sorted(Path("/proc/self/ns").iterdir()):
         yield os.readlink(namespace)
     yield os.readlink("/proc/self/root")
-    yield str(os.getpriority(os.PRIO_PROCESS, 0))
+    yield str(psutil.Process().nice())
 
 
 def _package_changes() -> Iterable[tuple[str, int]]:
@@ -291,6 +291,5 @@ def _package_changes() -> Iterable[tuple[str, int]]:
             yield folder, 0
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_templates.leave_to_parent)
+run_in_forks(_templates.leave_to_parent)
 at_exit(_templates.close)
