@@ -39,7 +39,7 @@ def cut(pool: sky.ComputePool) -> None:
     """Reset the lane's connection."""
     assert pool._running is not None
     (link,) = pool._running.scheduler.links.values()
-    pool._running._loop.loop.call_soon_threadsafe(link.cut)
+    pool._running.loop.loop.call_soon_threadsafe(link.cut)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def cut(pool: sky.ComputePool) -> None:
             lane.cut()
 
     assert pool._running is not None
-    pool._running._loop.call(abort())
+    pool._running.loop.call(abort())
 
 
 @sky.compute

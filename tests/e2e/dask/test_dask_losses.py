@@ -16,6 +16,7 @@ import psutil
 import pytest
 from dask import array as da
 from distributed import Client
+from distributed.comm import CommClosedError
 
 import skyward as sky
 from skyward.errors import PoolStateError
@@ -152,7 +153,7 @@ def test_a_worker_a_node_and_the_head_are_killed_under_load(tmp_path):
             old = pool.scheduler.address
             began = time.monotonic()
             kill_node(dict(place() @ pool)[0])
-            with pytest.raises(CancelledError):
+            with pytest.raises((CancelledError, CommClosedError)):  # the latter if the graph was done just before
                 load.graph.result(PATIENCE_S)
             assert time.monotonic() - began < 30
             load.finish()
