@@ -43,10 +43,10 @@ class Image(ImageSettings):
     def mirror(cls, only: Sequence[str] | None = None, exclude: Sequence[str] = ()) -> Image:
         """Return an image with the distributions of this environment, in their versions. Blocks.
 
-        Distributions of a package index come from there; editable and local ones are built here as wheels, which are
-        kept and sent. Labels of builds for processors or GPUs, such as ``+cpu``, are dropped: each node gets its own
-        build. Skyward's requirements and tools such as pip are left out. The repr is a table of all. A pool
-        adds nothing else of this environment to such an image.
+        Distributions from a package index are installed from that index; editable and local ones are built here as
+        wheels, cached, and sent. Build labels such as ``+cpu`` are dropped, so each node gets the build for its own
+        hardware. Skyward's requirements and tools such as pip are omitted. The repr is a table of every distribution.
+        A pool adds nothing else from this environment to such an image.
 
         Args:
             only: names of distributions to take, with their requirements; None takes all.
@@ -68,7 +68,7 @@ class Image(ImageSettings):
         """Return 12 hexadecimal characters that name the installed environment: Python, packages, indexes, engine pins.
 
         The order of ``pip`` and ``apt`` does not matter, that of ``find_links`` does. ``env`` and ``includes`` install
-        nothing and are left out.
+        nothing, so they do not count.
 
         Args:
             pins: versions of the engine's packages; None means those of this process.

@@ -175,7 +175,7 @@ class PriceLimit:
         return [self._allowed(batch, dearer, provider) for batch in batches]
 
     def excess(self, instance: Instance) -> str:
-        """Return the fault of a machine dearer than the limit, as an unfit machine's reason; empty if it is not."""
+        """Return why a machine that costs more than the limit is unfit; empty if it does not."""
         price = charged_price(instance)
         if price is None or self.allows(price):
             return ""
@@ -205,7 +205,7 @@ def charged_price(instance: Instance) -> float | None:
 
 
 def notes_on_bill(provider: str, instances: Iterable[Instance]) -> Sequence[str]:
-    """Return remarks for the user on machines that are dearer than offered, or cannot end their own bill."""
+    """Return notes for the user on machines that cost more than offered, or cannot end their own bill."""
     notes: list[str] = []
     for instance in instances:
         name, offered, charged = instance.offer.spec.name, instance.offer.price_per_hour, charged_price(instance)

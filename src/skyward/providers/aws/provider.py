@@ -316,7 +316,7 @@ async def _remove_by_products(provider: AWS, pool_id: str) -> bool:
 
 _AT_ONCE: Final = 8
 _SIMILAR: Final = 1.5
-"""EC2 may choose a spot machine up to so many times as dear as the cheapest, if it is less likely to be preempted."""
+"""Highest price of a spot machine, in units of the cheapest, that EC2 may choose because preemption is less likely."""
 _TOO_DEAR: Final = "its price there is unknown, or more than max_cost or max_price_per_hour allows"
 
 
