@@ -60,7 +60,7 @@ class _TemplateProcess:
     Attributes:
         origin: properties of the present process with which it was started.
         limits: its :func:`process_limits`, which are among them.
-        failed: whether it has ended by itself.
+        failed: whether it has ended by itself, or could not fork.
         served: whether it has ever forked a supervisor.
     """
 
@@ -108,6 +108,7 @@ class _TemplateProcess:
             return "" if self._closed else self._given_up("the process that nodes are forked from has ended")
         if VOLUMES_REQUEST in lines:
             return self._given_up("a forked node did not come up")
+        self.failed = True  # its limits were changed, or its memory is spent: another one may do better
         return self._given_up("no process could be forked for a node")
 
     async def _answers(self, fork: Fork, volumes: tuple[GrantedVolume, ...]) -> AsyncGenerator[bytes]:
@@ -206,7 +207,7 @@ class _Templates:
             return template
 
     def give_up(self) -> None:
-        """Start no template any more: one ended before it had forked anything, and the next one would, too."""
+        """Start no template any more: one failed before it had forked anything, and the next one would, too."""
         self._usable = False
 
     def close(self) -> None:

@@ -199,6 +199,9 @@ def test_a_template_in_trouble_delays_a_pool_by_seconds_and_the_log_says_so(
     assert in_pool(origin()) != usual
     assert time.monotonic() - began_s < DEADLINE_S
     assert "starts from its program" in caplog.text
+    caplog.clear()
+    assert in_pool(origin()) == in_pool(origin())
+    assert not caplog.text
 
 
 async def test_a_template_ends_with_its_client(tmp_path: Path) -> None:
@@ -218,10 +221,13 @@ async def test_a_start_that_is_cancelled_returns_once_its_processes_are_found_by
     in_pool(origin())  # the template has imported everything
     instance = f"local-{uuid.uuid4().hex[:12]}"
     config = node_config(instance_id=instance, workdir=str(tmp_path))
-    slow_to_read = {"LARGE": "x" * 20_000_000}
-    start = asyncio.create_task(fork_supervisor(config, slow_to_read))
+    for template in templates():
+        template.suspend()
+    start = asyncio.create_task(fork_supervisor(config, {"LARGE": "x" * 20_000_000}))
     await asyncio.sleep(0.05)
     start.cancel()
+    for template in templates():
+        template.resume()
     with pytest.raises(asyncio.CancelledError):
         await start
     found = {process for process in psutil.process_iter() if carries(process, instance)}
