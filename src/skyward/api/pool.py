@@ -183,7 +183,10 @@ class ComputePool(CallsByFunction):
                 self._claim()
                 claimed = True
                 base = self._begin(self._closing)
-            self._open(base, self._closing)
+            running = self._make_running(base, self._closing)
+            base.loop.call(running.open())
+            self._running = running
+            base.bus.delivery()()  # the next cell of a notebook would get the last lines
             self._make_current()
         except BaseException as error:
             if claimed:
@@ -312,7 +315,7 @@ class ComputePool(CallsByFunction):
         stack.callback(forward_emitted(bus.publish_emitted))
         return PoolParts(pool_id, loop, bus, outer, folder, telemetry)
 
-    def _open(self, base: PoolParts, stack: ExitStack) -> None:
+    def _make_running(self, base: PoolParts, stack: ExitStack) -> RunningPool:
         request = with_environment(
             self._request,
             self._provider,
@@ -325,9 +328,7 @@ class ComputePool(CallsByFunction):
             serve_snapshots(base.folder, base.loop, running.take_snapshot, stack)
         self._output = PoolOutput(base.loop, running.take_snapshot)
         stack.callback(self._output.close)
-        base.loop.call(running.open())
-        self._running = running
-        base.bus.delivery()()  # the next cell of a notebook would get the last lines
+        return running
 
     def _forget(self) -> None:
         self._running = self._bus = None

@@ -362,7 +362,7 @@ class Droplets(MachineApi):
         if await self.rest.optional(f"{_KEYS}/{fingerprint}") is None:
             body = {"name": f"skyward {fingerprint[:8]}", "public_key": public}
             # Repeated even if the answer was lost: the same key is not added twice.
-            await self.rest.change("POST", _KEYS, body, done=(RefusalKind.EXISTS,))
+            await self.rest.call("POST", _KEYS, body, done=(RefusalKind.EXISTS,))
 
     async def create(self, order: Mapping[str, Any]) -> MachineRecord:
         """Create a droplet, with one call that is accepted."""
@@ -391,14 +391,14 @@ class Droplets(MachineApi):
     async def request_end(self, machine: str) -> None:
         """Request the end of a droplet."""
         if machine.isdecimal():
-            await self.rest.change("DELETE", f"{_DROPLETS}/{machine}")
+            await self.rest.call("DELETE", f"{_DROPLETS}/{machine}")
 
     async def ensure_firewall(self, pool_id: str, client: str) -> None:
         """Create the pool's firewall: it admits all traffic among its droplets, and SSH from ``client``. Idempotent."""
         if await self._firewall(pool_id) is None:
-            await self.rest.change("POST", "/v2/tags", {"name": _POOL_TAG + pool_id}, done=(RefusalKind.EXISTS,))
+            await self.rest.call("POST", "/v2/tags", {"name": _POOL_TAG + pool_id}, done=(RefusalKind.EXISTS,))
             # As for the key: a name is not taken twice.
-            await self.rest.change("POST", _FIREWALLS, _rules(pool_id, client), done=(RefusalKind.EXISTS,))
+            await self.rest.call("POST", _FIREWALLS, _rules(pool_id, client), done=(RefusalKind.EXISTS,))
         else:
             await self.admit(pool_id, client)
 
@@ -407,14 +407,14 @@ class Droplets(MachineApi):
         found = await self._firewall(pool_id)
         if found is None or _admitted(found) == [client]:
             return False
-        await self.rest.change("PUT", f"{_FIREWALLS}/{found['id']}", _rules(pool_id, client))
+        await self.rest.call("PUT", f"{_FIREWALLS}/{found['id']}", _rules(pool_id, client))
         return True
 
     async def remove(self, pool_id: str) -> None:
         """Remove the pool's firewall and tag. Idempotent."""
         if (found := await self._firewall(pool_id)) is not None:
-            await self.rest.change("DELETE", f"{_FIREWALLS}/{found['id']}", done=(RefusalKind.MISSING,))
-        await self.rest.change("DELETE", f"/v2/tags/{_POOL_TAG}{pool_id}", done=(RefusalKind.MISSING,))
+            await self.rest.call("DELETE", f"{_FIREWALLS}/{found['id']}", done=(RefusalKind.MISSING,))
+        await self.rest.call("DELETE", f"/v2/tags/{_POOL_TAG}{pool_id}", done=(RefusalKind.MISSING,))
 
     async def _firewall(self, pool_id: str) -> Mapping[str, Any] | None:
         rows = await self.rest.pages(_FIREWALLS, "firewalls", _PAGE)

@@ -312,7 +312,7 @@ class PodAccount(MachineApi):
 
     async def request_end(self, machine: str) -> None:
         """Request the termination of a pod; raises the refusal."""
-        await self.rest.change("DELETE", f"/v2/pods/{machine}")
+        await self.rest.call("DELETE", f"/v2/pods/{machine}")
 
 
 class _PodGpuPayload(VendorPayload):

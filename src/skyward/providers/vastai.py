@@ -583,7 +583,7 @@ class VastAccount(MachineApi):
 
     async def search(self, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the asks of a search, of which an account has few a minute, and a limited number a day."""
-        return decode_list(await self.rest.change("POST", "/api/v0/bundles/", body), "offers", "VastAI: a search")
+        return decode_list(await self.rest.call("POST", "/api/v0/bundles/", body), "offers", "VastAI: a search")
 
     async def rent(self, ask: Ask, name: str, boot: ContainerBoot, *, spot: bool) -> str:
         """Rent an ask and return the id of the instance. Throttled calls, which have no effect, are repeated.
@@ -623,7 +623,7 @@ class VastAccount(MachineApi):
         """Destroy an instance with its disk. It is never stopped: the disk of a stopped one bills."""
         if not machine.isdecimal():
             raise TABLE.refused("no_such_instance", f"{machine!r} is no number", "VastAI", status=_NOT_FOUND)
-        _accepted(await self.rest.change("DELETE", instance_path(machine), {}), f"DELETE {instance_path(machine)}")
+        _accepted(await self.rest.call("DELETE", instance_path(machine), {}), f"DELETE {instance_path(machine)}")
         self.market.release(self._asks.pop(machine, 0))
 
     async def _rows(self, filters: Mapping[str, Any]) -> Sequence[MachineRecord]:
@@ -641,7 +641,7 @@ class VastAccount(MachineApi):
             UnreachableError: it may be left.
         """
         try:
-            await self.rest.change("DELETE", instance_path(contract), {}, done=(RefusalKind.MISSING,))
+            await self.rest.call("DELETE", instance_path(contract), {}, done=(RefusalKind.MISSING,))
         except SkywardError as error:
             raise UnreachableError(f"VastAI refused to rent, yet made contract {contract}: {error}") from error
 

@@ -372,7 +372,7 @@ class VerdaAccount(MachineApi):
         # An empty list would keep every volume; without one, the machine's own volume is deleted.
         if volumes := [each for each in {row.get("os_volume_id"), *(row.get("volume_ids") or ())} if each]:
             order["volume_ids"] = volumes
-        items = await self.rest.change("PUT", "/instances", order)
+        items = await self.rest.call("PUT", "/instances", order)
         for item in cast("Sequence[Mapping[str, Any]]", items if isinstance(items, list) else ()):
             if item.get("status") == "error":
                 raise TABLE.refused("item", str(item.get("error")), "Verda: PUT /instances", status=400)
@@ -396,7 +396,7 @@ class VerdaAccount(MachineApi):
 
     async def _delete(self, path: str, made: str) -> None:
         for_good = ({"is_permanent": True}, {"is_permanent": "true"}) if path == "/volumes" else (None, None)
-        await self.rest.change("DELETE", f"{path}/{made}", *for_good, done=(RefusalKind.MISSING,))
+        await self.rest.call("DELETE", f"{path}/{made}", *for_good, done=(RefusalKind.MISSING,))
 
     async def _rows(self, path: str) -> Sequence[Mapping[str, Any]]:
         return cast("Sequence[Mapping[str, Any]]", await self.rest.read(path) or ())

@@ -189,7 +189,12 @@ class RunningPool:
         if self._provider.this_machine:  # its imports take a third of the opening, on another core
             threading.Thread(target=start_template_ahead, args=(self._request,), daemon=True).start()
         try:
-            await self._bring_up()
+            spending = await self._prepare()
+            spending.watch()
+            await self.fleet.start(self.scheduler)
+            nodes = self._request.nodes
+            self._bus.publish(PoolStarted(nodes, nodes * self._request.workers_per_node))
+            spending.report()
         except BaseException as error:
             await self._close()
             if self._spent is not None:  # the cause, in place of a CancelledError
@@ -241,7 +246,8 @@ class RunningPool:
 
         return with_all_missing(error, function, self._request.image)
 
-    async def _bring_up(self) -> None:
+    async def _prepare(self) -> Spending:
+        """Make the fleet, which has no machine yet, and all that uses it."""
         request, publish, to_close = self._request, self._bus.publish, self._to_close
         tls = await asyncio.to_thread(issue, request.timeout_s)
         ledger = await asyncio.to_thread(Ledger.of_user)
@@ -278,10 +284,7 @@ class RunningPool:
         to_close.callback(fleet.close)
         to_close.callback(spending.close)
         self._is_complete = True
-        spending.watch()
-        await fleet.start(self.scheduler)
-        publish(PoolStarted(request.nodes, request.nodes * request.workers_per_node))
-        spending.report()
+        return spending
 
     async def _abandon(self) -> None:
         """Wait until nothing is left, also of an opening that was interrupted, even at its very end."""

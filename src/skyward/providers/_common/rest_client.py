@@ -159,11 +159,11 @@ class RestClient:
 
     async def read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the answer to ``GET path``; throttled and interrupted calls are repeated."""
-        return await self._persist(_Request(method="GET", path=path, query=query or {}))
+        return await self.call("GET", path, query=query)
 
     async def optional(self, path: str) -> Any:
         """Return the answer to ``GET path``; None if there is no such thing."""
-        return await self._persist(_Request(method="GET", path=path), (RefusalKind.MISSING,))
+        return await self.call("GET", path, done=(RefusalKind.MISSING,))
 
     async def pages(
         self,
@@ -185,7 +185,7 @@ class RestClient:
         found: list[Any] = []
         page = dict(query or {})
         while True:
-            answer = await self._persist(_Request(method="GET", path=path, query=page))
+            answer = await self.call("GET", path, query=page)
             found += decode_list(answer, key, f"{self.vendor}: GET {path}")
             more = _next_page(answer) if following is None else following(answer)
             after = None if more is None else dict(more) if following is None else {**page, **more}
@@ -193,7 +193,7 @@ class RestClient:
                 return found
             page = after
 
-    async def change(
+    async def call(
         self,
         method: str,
         path: str,
@@ -201,13 +201,43 @@ class RestClient:
         query: Mapping[str, str] | None = None,
         *,
         done: Sequence[RefusalKind] = (),
+        signed: bool = True,
     ) -> Any:
-        """Make an idempotent call that changes something; throttled and interrupted calls are repeated.
+        """Make an idempotent call, and return the answer; throttled and interrupted calls are repeated.
 
-        A call under way is awaited even if the caller is cancelled. A refusal of the kinds ``done`` shows that there is
-        nothing left to do: None is returned.
+        A call under way that changes something is awaited even if the caller is cancelled. A refusal of the kinds
+        ``done`` shows that there is nothing left to do: None is returned. One that is not ``signed`` has no proof of
+        the caller's identity.
         """
-        return await self._persist(_Request(method=method, path=path, query=query or {}, body=body), done)
+        request = _Request(method=method, path=path, query=query or {}, body=body, signed=signed)
+        if signed:
+            await self._headers()  # with a patience of its own: an error of it is not lost in the wait below
+        refused: SkywardError | None = None
+        pauses = 0
+        began = self.clock.monotonic()
+        deadline = began + self.patience_s
+        try:
+            while True:
+                deadline = await self._turn(request.route, deadline, refused)
+                try:  # the last attempt has as long as the first pause
+                    async with asyncio.timeout(max(deadline - self.clock.monotonic(), _FIRST_PAUSE_S)):
+                        attempt = self._attempt(request, pauses)
+                        return await (attempt if method == "GET" else to_its_end(attempt))
+                except TimeoutError:
+                    self._give_up(request.route, refused)
+                except SkywardError as error:
+                    if is_kind(error, *done):
+                        return None
+                    if not is_kind(error, *_REPEATED):
+                        raise
+                    refused = error
+                    self._report(request.route, error, began)
+                if (left_s := deadline - self.clock.monotonic()) <= 0:
+                    self._give_up(request.route, refused)
+                await self.clock.sleep(min(_FIRST_PAUSE_S * _GROWTH**pauses, _LONGEST_PAUSE_S, left_s))
+                pauses += 1
+        finally:
+            self._troubles.pop(request.route, None)
 
     async def create(self, path: str, body: Any, *, method: str = "POST", unseen_s: float = 0.0) -> Any:
         """Send a creating call, when nobody waits for the provider's patience, and return the answer.
@@ -262,37 +292,6 @@ class RestClient:
             pool, self._pool = self._pool, None
         if pool is not None:
             await asyncio.to_thread(_close, pool)
-
-    async def _persist(self, request: _Request, passed: Sequence[RefusalKind] = ()) -> Any:
-        """Return the answer to a request that may be repeated; None after a refusal that is passed over."""
-        if request.signed:
-            await self._headers()  # with a patience of its own: an error of it is not lost in the wait below
-        refused: SkywardError | None = None
-        pauses = 0
-        began = self.clock.monotonic()
-        deadline = began + self.patience_s
-        try:
-            while True:
-                deadline = await self._turn(request.route, deadline, refused)
-                try:  # the last attempt has as long as the first pause
-                    async with asyncio.timeout(max(deadline - self.clock.monotonic(), _FIRST_PAUSE_S)):
-                        attempt = self._attempt(request, pauses)
-                        return await (attempt if request.method == "GET" else to_its_end(attempt))
-                except TimeoutError:
-                    self._give_up(request.route, refused)
-                except SkywardError as error:
-                    if is_kind(error, *passed):
-                        return None
-                    if not is_kind(error, *_REPEATED):
-                        raise
-                    refused = error
-                    self._report(request.route, error, began)
-                if (left_s := deadline - self.clock.monotonic()) <= 0:
-                    self._give_up(request.route, refused)
-                await self.clock.sleep(min(_FIRST_PAUSE_S * _GROWTH**pauses, _LONGEST_PAUSE_S, left_s))
-                pauses += 1
-        finally:
-            self._troubles.pop(request.route, None)
 
     def _report(self, route: str, error: SkywardError, began: float) -> None:
         """Store the error of a call that is repeated; log it once if such calls have failed for some seconds."""
@@ -583,7 +582,7 @@ class SignedInClient(RestClient):
         found = await asyncio.to_thread(self.credentials)
         began = self.clock.elapsed()
         body = {"grant_type": "client_credentials", "client_id": found.client_id, "client_secret": found.client_secret}
-        answer = await self._persist(_Request(method="POST", path=self.bearer_path, body=body, signed=False))
+        answer = await self.call("POST", self.bearer_path, body, signed=False)
         self._token = str(answer["access_token"])
         self._expires_at = began + float(answer.get("expires_in") or 0.0)
         return self._token

@@ -166,7 +166,7 @@ def test_interrupted_and_throttled_calls_are_repeated(client: RestClient, servic
     service.script = [fault, fault, Say(body={"thing": 1}), fault, Say(status=204, body="")]
 
     assert asyncio.run(client.read("/v2/things")) == {"thing": 1}
-    assert asyncio.run(client.change("DELETE", "/v2/things/7")) is None
+    assert asyncio.run(client.call("DELETE", "/v2/things/7")) is None
     assert [each.method for each in service.seen] == ["GET"] * 3 + ["DELETE"] * 2
 
 
@@ -221,7 +221,7 @@ def test_the_named_pause_is_obeyed_by_every_caller_of_the_route(
         await rest.read("/v2/things")  # another route
         other = clock.monotonic()
         clock.may_go_on.set()
-        await asyncio.gather(first, rest.change("POST", "/v2/things", {}))
+        await asyncio.gather(first, rest.call("POST", "/v2/things", {}))
         return other
 
     with closing(Client(url, clock, reset_header="RateLimit-Reset")) as rest:
@@ -333,7 +333,7 @@ def test_the_wait_for_ones_own_pace_uses_up_no_patience(url: str, service: Servi
     """Forty machines are ended at once; the last one's turn comes after the patience for a call."""
 
     async def some(rest: RestClient) -> None:
-        await asyncio.gather(*(rest.change("DELETE", f"/v2/things/{number}") for number in range(40)))
+        await asyncio.gather(*(rest.call("DELETE", f"/v2/things/{number}") for number in range(40)))
 
     with closing(Client(url, SYSTEM_CLOCK, pace={"DELETE /v2/things/*": 0.06}, patience_s=2.0)) as rest:
         asyncio.run(some(rest))
@@ -362,7 +362,7 @@ def test_calls_that_waited_for_the_vendors_patience_keep_their_pace(url: str, se
         await clock.paused.wait()
         first.cancel()
         clock.may_go_on.set()
-        await asyncio.gather(rest.change("PUT", "/v2/things/2"), rest.change("PUT", "/v2/things/3"))
+        await asyncio.gather(rest.call("PUT", "/v2/things/2"), rest.call("PUT", "/v2/things/3"))
 
     with closing(Client(url, clock, pace={"PUT /v2/things/*": 6.0})) as rest:
         asyncio.run(some(rest))
@@ -435,7 +435,7 @@ def test_a_create_refused_for_something_made_just_before_is_sent_again(client: R
 def test_refusals_that_leave_nothing_to_do_are_passed_over(client: RestClient, service: Service) -> None:
     service.script = [Say(status=404), Say(status=404), Say(status=422)]
 
-    assert asyncio.run(client.change("DELETE", "/v2/things/1", done=(RefusalKind.MISSING,))) is None
+    assert asyncio.run(client.call("DELETE", "/v2/things/1", done=(RefusalKind.MISSING,))) is None
     assert asyncio.run(client.optional("/v2/things/1")) is None
     with pytest.raises(CapacityError):
         asyncio.run(client.optional("/v2/things/1"))
@@ -447,7 +447,7 @@ def test_a_cancelled_change_is_awaited(client: RestClient, service: Service, ver
     service.script = [Say(held=held)]
 
     async def interrupted() -> bool:
-        call = client.create("/v2/things", {}) if verb == "create" else client.change("PUT", "/v2/things/1", {})
+        call = client.create("/v2/things", {}) if verb == "create" else client.call("PUT", "/v2/things/1", {})
         task = asyncio.create_task(call)
         await asyncio.to_thread(service.arrived.wait, 30)
         task.cancel()
@@ -542,7 +542,7 @@ def test_calls_that_are_being_repeated_are_the_clients_trouble(url: str, service
 
     async def some(rest: RestClient) -> tuple[str, str]:
         service.script = [Say(status=500, body={"id": "broken"})]
-        ending = asyncio.ensure_future(rest.change("DELETE", "/v2/things/1"))
+        ending = asyncio.ensure_future(rest.call("DELETE", "/v2/things/1"))
         await clock.paused.wait()
         await rest.read("/v2/things")
         during = rest.trouble
