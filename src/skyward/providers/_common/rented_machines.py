@@ -8,11 +8,11 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Final, Generic, Protocol, TypeVar, cast
+from typing import ClassVar, Final, Generic, TypeVar, cast
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError, TerminationError
@@ -32,109 +32,74 @@ _STRIKES: Final = 3
 """Number of consecutive refusals for lack of permission, or as invalid, before the error is raised."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Answers to requests for the end of some machines. A machine in neither field has accepted its own.
-
-    Attributes:
-        refused: the error, by machine id.
-        unknown: ids of which the vendor has no machine: gone, or not listed yet.
-    """
-
-    refused: Mapping[str, SkywardError] = field(default_factory=dict[str, SkywardError])
-    unknown: Collection[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndingCalls:
-    """Calls of a provider's API that concern the end of machines.
-
-    Attributes:
-        look: returns the states of the machines with these ids, by id; without those that are not listed. Idempotent.
-        ask: requests the end of the machines with these ids. Idempotent.
-        age_s: returns the seconds since this process launched a machine; infinity if it did not.
-    """
-
-    look: Callable[[Sequence[str]], Awaitable[Mapping[str, InstanceState]]]
-    ask: Callable[[Sequence[str]], Awaitable[Asked]]
-    age_s: Callable[[str], float]
-
-
-async def until_gone(
-    where: str,
-    calls: EndingCalls,
-    instance_ids: Sequence[str],
-    *,
-    deadline_s: float,
-    unlisted_s: float,
-    lists_gone: bool = False,
-    look_s: float = 2.0,
-    clock: Clock = SYSTEM_CLOCK,
-) -> None:
-    """Terminate machines, and wait until they are gone.
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ending:
+    """End of machines. For one use.
 
     A machine that is not listed may be gone, or too new for the list. The answer to the request for its end decides; a
     machine unknown there counts as gone ``unlisted_s`` after its launch.
 
-    Args:
-        where: provider and place, for messages.
-        calls: the provider's API.
-        instance_ids: the machines.
-        deadline_s: limit for all of them.
+    Attributes:
+        left: ids of the machines that are not gone.
+        look: returns the states of the machines with these ids, by id; without those that are not listed. Idempotent.
+        ask: requests the end of the machines with these ids; returns the refusals, by id. Idempotent.
+        age_s: returns the seconds since this process launched a machine; infinity if it did not.
         unlisted_s: longest time that a new machine is missing from the provider's lists.
         lists_gone: True if the provider goes on listing machines that are gone, as gone. One that has accepted its end
             and is not listed may then be too new for the list; else it is gone.
-        look_s: first pause between two looks; pauses grow to ten times that.
         clock: the time.
-
-    Raises:
-        TerminationError: some are not gone at the deadline, or termination is refused three times in a row; names
-            them and the reason.
-    """
-    if not instance_ids:
-        return
-    ending = _Ending(calls=calls, left=[*instance_ids], unlisted_s=unlisted_s, lists_gone=lists_gone, clock=clock)
-    try:
-        await wait_until(
-            ending.ended, deadline_s=deadline_s, interval_s=look_s, what="machines to be gone", clock=clock
-        )
-    except (SkywardError, OSError) as error:
-        why = "; ".join(dict.fromkeys(map(str, ending.refused.values()))) or str(error)
-        raise TerminationError(
-            f"{where} does not confirm that these machines are gone: {', '.join(ending.left)}: {why}",
-            instance_ids=ending.left,
-        ) from error
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Ending:
-    """Machines under termination; see :func:`until_gone`.
-
-    Attributes:
-        left: ids of those that are not gone.
-        refused: errors of refused terminations, by machine id.
     """
 
-    calls: EndingCalls
     left: list[str]
+    look: Callable[[Sequence[str]], Awaitable[Mapping[str, InstanceState]]]
+    ask: Callable[[Sequence[str]], Awaitable[Mapping[str, SkywardError]]]
+    age_s: Callable[[str], float]
     unlisted_s: float
-    lists_gone: bool
-    clock: Clock
-    refused: Mapping[str, SkywardError] = field(default_factory=dict[str, SkywardError])
+    lists_gone: bool = False
+    clock: Clock = SYSTEM_CLOCK
+    _refused: Mapping[str, SkywardError] = field(default_factory=dict[str, SkywardError])
     _unknown: set[str] = field(default_factory=set[str])
     _accepted_at: dict[str, float] = field(default_factory=dict[str, float])
     _strikes: int = 0
 
-    async def ended(self) -> bool | NotYet:
-        """Look once, request termination of machines not yet terminating, and return True when all are gone."""
+    async def until_gone(self, where: str, *, deadline_s: float, look_s: float = 2.0) -> None:
+        """Terminate the machines, and wait until they are gone.
+
+        Args:
+            where: provider and place, for messages.
+            deadline_s: limit for all of them.
+            look_s: first pause between two looks; pauses grow to ten times that.
+
+        Raises:
+            TerminationError: some are not gone at the deadline, or termination is refused three times in a row; names
+                them and the reason.
+        """
+        what = "machines to be gone"
         try:
-            found = await self.calls.look(self.left)
+            await wait_until(self._ended, deadline_s=deadline_s, interval_s=look_s, what=what, clock=self.clock)
+        except (SkywardError, OSError) as error:
+            why = "; ".join(dict.fromkeys(map(str, self._refused.values()))) or str(error)
+            raise TerminationError(
+                f"{where} does not confirm that these machines are gone: {', '.join(self.left)}: {why}",
+                instance_ids=self.left,
+            ) from error
+
+    async def _ended(self) -> bool | NotYet:
+        """Look once, request termination of machines not yet terminating, and return True when all are gone."""
+        if not self.left:
+            return True
+        try:
+            found = await self.look(self.left)
             self.left = [each for each in self.left if self._may_live(each, found.get(each))]
             doomed = [each for each in self.left if self._is_due(each, found.get(each))]
-            self._note(doomed, await self.calls.ask(doomed) if doomed else Asked())
+            answers = await self.ask(doomed) if doomed else dict[str, SkywardError]()
         except SkywardError as error:
             return self._struck(error)
-        for error in self.refused.values():
+        self._accepted_at |= {each: self.clock.monotonic() for each in doomed if each not in answers}
+        unknown = {each for each, error in answers.items() if is_kind(error, RefusalKind.MISSING)}
+        self._unknown |= unknown
+        self._refused = {each: error for each, error in answers.items() if each not in unknown}
+        for error in self._refused.values():
             return self._struck(error)
         self._strikes = 0
         return NotYet(f"{len(self.left)} are not gone") if self.left else True
@@ -147,8 +112,8 @@ class _Ending:
             if not self.lists_gone:
                 return False
             accepted_s = self.clock.monotonic() - self._accepted_at[instance_id]
-            return min(accepted_s, self.calls.age_s(instance_id)) < self.unlisted_s
-        return instance_id not in self._unknown or self.calls.age_s(instance_id) < self.unlisted_s
+            return min(accepted_s, self.age_s(instance_id)) < self.unlisted_s
+        return instance_id not in self._unknown or self.age_s(instance_id) < self.unlisted_s
 
     def _is_due(self, instance_id: str, state: InstanceState | None) -> bool:
         """Return whether the machine's end is to be requested now."""
@@ -156,12 +121,6 @@ class _Ending:
             return False
         accepted_at = self._accepted_at.get(instance_id)
         return accepted_at is None or (state is not None and self.clock.monotonic() - accepted_at >= _AGAIN_S)
-
-    def _note(self, instance_ids: Sequence[str], answer: Asked) -> None:
-        self.refused = answer.refused
-        self._unknown.update(answer.unknown)
-        now = self.clock.monotonic()
-        self._accepted_at |= {each: now for each in instance_ids if each not in {*answer.refused, *answer.unknown}}
 
     def _struck(self, error: SkywardError) -> NotYet:
         final = isinstance(error, AuthenticationError | ConfigurationError)
@@ -175,67 +134,6 @@ _PATIENCE_S: Final = 60.0
 _ANY_ADDRESS: Final = "192.0.2.1"
 """Address for documentation (RFC 5737): for the SSH configuration a machine like any other."""
 _NOTHING: Final = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
-
-
-class Logins(Protocol):
-    """Provider that logs in to its machines in one way."""
-
-    user: ClassVar[str | None]
-    """User name to log in with; None leaves it to the SSH configuration."""
-    home: ClassVar[str]
-    """Home folder of that user."""
-    port: ClassVar[int | None]
-    """Port of sshd; None leaves it to the SSH configuration."""
-    boot_s: ClassVar[float]
-    """Time for which a new machine may refuse the login."""
-    other_key_s: ClassVar[float]
-    """Time for which it may show another host key."""
-
-
-def log_in(
-    logins: Logins, machine: str, ledger_key: str, *, host: str, address: str, port: int = 0, bind: str = ""
-) -> SSHAccess:
-    """Return the access to a machine whose host key is derived from its ledger key.
-
-    Args:
-        logins: the provider.
-        machine: the machine's id.
-        ledger_key: its ledger key.
-        host: address at which this machine reaches it.
-        address: see :class:`~skyward.machine.ssh.SSHAccess`.
-        port: port of its sshd there; 0 for the provider's.
-        bind: see there.
-    """
-    path, _ = user_key()
-    target = SSHTarget(
-        host=host,
-        port=port or logins.port,
-        user=logins.user,
-        key_path=str(path),
-        host_keys=(host_key(ledger_key).public,),
-        patience_s=_PATIENCE_S,
-    )
-    cache = f"{logins.home}/.cache/skyward"
-    return SSHAccess(
-        target=target,
-        address=address,
-        workdir=f"{cache}/nodes/{machine}",
-        cache=cache,
-        boot_s=logins.boot_s,
-        other_key_s=logins.other_key_s,
-        bind=bind,
-    )
-
-
-async def check_login(logins: Logins) -> None:
-    """Check, before a machine is paid for, that the SSH configuration lets Skyward log in to a new one.
-
-    Raises:
-        ConfigurationError: it cannot be read, or demands what Skyward cannot do.
-    """
-    target = SSHTarget(host=_ANY_ADDRESS, port=logins.port, user=logins.user)
-    await asyncio.to_thread(check_configuration, target)
-
 
 _LABEL: Final = re.compile(r"skyward\.([\w-]+)\.([\w-]+)")
 _logger = logging.getLogger("skyward")
@@ -358,8 +256,11 @@ class MachineApi(ABC):
     async def request_end(self, machine: str) -> None:
         """Request the end of a machine; refused as missing if there is none."""
 
-    async def request_ends(self, machines: Sequence[str]) -> Asked:
-        """Request the end of machines: one by one, all at once, unless the vendor takes several in one call."""
+    async def request_ends(self, machines: Sequence[str]) -> Mapping[str, SkywardError]:
+        """Request the end of machines, and return the refusals, by id.
+
+        One by one, all at once, unless the vendor takes several in one call.
+        """
 
         async def refusal(machine: str) -> SkywardError | None:
             try:
@@ -369,9 +270,7 @@ class MachineApi(ABC):
             return None
 
         answers = await asyncio.gather(*map(refusal, machines))
-        refused = {machine: error for machine, error in zip(machines, answers, strict=True) if error is not None}
-        unknown = {machine for machine, error in refused.items() if is_kind(error, RefusalKind.MISSING)}
-        return Asked(refused={machine: refused[machine] for machine in refused.keys() - unknown}, unknown=unknown)
+        return {machine: error for machine, error in zip(machines, answers, strict=True) if error is not None}
 
     async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
         """Return every machine of Skyward's, or at least every one of that pool: here, those of :meth:`records`."""
@@ -465,11 +364,39 @@ class RentedMachines(Provider, Generic[A]):
 
     def access(self, record: MachineRecord) -> SSHAccess | None:
         """Return the access to a running machine; None while it has no address."""
-        if not record.public_address:
-            return None
-        address = record.private_address or record.public_address
-        at, port = record.public_address, record.public_port
-        return log_in(self, record.id, record.key, host=at, port=port, address=address, bind=self.bind)
+        return self.access_at(record, record.public_address) if record.public_address else None
+
+    def access_at(self, record: MachineRecord, host: str, *, proxy: tuple[str, ...] = ()) -> SSHAccess:
+        """Return the access to a machine that this one reaches at ``host``, by way of ``proxy`` if that is given."""
+        path, _ = user_key()
+        target = SSHTarget(
+            host=host,
+            port=record.public_port or self.port,
+            user=self.user,
+            key_path=str(path),
+            host_keys=(host_key(record.key).public,),
+            proxy=proxy,
+            patience_s=_PATIENCE_S,
+        )
+        cache = f"{self.home}/.cache/skyward"
+        return SSHAccess(
+            target=target,
+            address=record.private_address or record.public_address,
+            workdir=f"{cache}/nodes/{record.id}",
+            cache=cache,
+            boot_s=self.boot_s,
+            other_key_s=self.other_key_s,
+            bind=self.bind,
+        )
+
+    async def check_login(self) -> None:
+        """Check, before a machine is paid for, that the SSH configuration lets Skyward log in to a new one.
+
+        Raises:
+            ConfigurationError: it cannot be read, or demands what Skyward cannot do.
+        """
+        target = SSHTarget(host=_ANY_ADDRESS, port=self.port, user=self.user)
+        await asyncio.to_thread(check_configuration, target)
 
     def end_command(self, key: str) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
         """Return the command by which the machine with that ledger key ends its bill; empty for none."""
@@ -490,7 +417,7 @@ class RentedMachines(Provider, Generic[A]):
             record = await self.api.find(key)
             return None if record is None else self._instance(record)
 
-        await check_login(self)
+        await self.check_login()
         turn = partial(self.api.rest.ready, self.create_route) if self.create_route else None
         calls = MachineCalls(create=create, find=find, destroy=lambda machine: self._end([machine]), turn=turn)
         try:
@@ -564,16 +491,16 @@ class RentedMachines(Provider, Generic[A]):
             found = await self._look(left)
             return {each: found[each].state for each in left if each in found}
 
-        calls = EndingCalls(look=look, ask=self.api.request_ends, age_s=self.book.age_s)
-        await until_gone(
-            self.place,
-            calls,
-            instance_ids,
-            deadline_s=self.termination_s + self.ending_pace_s * len(instance_ids),
+        ending = Ending(
+            left=[*instance_ids],
+            look=look,
+            ask=self.api.request_ends,
+            age_s=self.book.age_s,
             unlisted_s=self.unseen_s,
             lists_gone=self.lists_gone,
-            look_s=self.look_s,
         )
+        deadline_s = self.termination_s + self.ending_pace_s * len(instance_ids)
+        await ending.until_gone(self.place, deadline_s=deadline_s, look_s=self.look_s)
         for each in instance_ids:
             self.book.drop(each)
 

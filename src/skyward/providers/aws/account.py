@@ -20,7 +20,7 @@ from skyward.providers._common.logins import KeyPair, host_key
 from skyward.providers._common.machine_boot import cloud_config
 from skyward.providers._common.machine_catalogue import X86, Catalogue, MachineType, sold_as
 from skyward.providers._common.refusals import RefusalKind
-from skyward.providers._common.rented_machines import Asked, MachineApi, MachineRecord
+from skyward.providers._common.rented_machines import MachineApi, MachineRecord
 from skyward.providers.aws.api import Api, Json
 from skyward.providers.base import InstanceState, Offer
 from skyward.request.accelerators import Vendor, find_model
@@ -744,7 +744,7 @@ class Account(MachineApi):
         """Request the termination of a machine."""
         await self.api.call("ec2", "TerminateInstances", InstanceIds=[machine])
 
-    async def request_ends(self, machines: Sequence[str]) -> Asked:
+    async def request_ends(self, machines: Sequence[str]) -> Mapping[str, SkywardError]:
         """Request termination by batches; machine by machine where there is one, or where a batch is refused."""
         alone = list[str]()
         for part in _in_parts(machines):

@@ -24,7 +24,7 @@ from skyward.machine.ssh import SSHAccess
 from skyward.providers._common.create_once import summary
 from skyward.providers._common.logins import ADDRESS_URL, client_cidr, user_key
 from skyward.providers._common.machine_catalogue import closest
-from skyward.providers._common.rented_machines import MachineRecord, RentedMachines, check_login, log_in
+from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers.aws.account import (
     KEY_TAG,
     LIVE_STATES,
@@ -159,7 +159,7 @@ class AWS(RentedMachines[Account]):
 
         Of spot offers at similar prices, EC2 takes the one least likely to be preempted.
         """
-        await check_login(self)
+        await self.check_login()
         _, key = await asyncio.to_thread(user_key)
         on_spot = dict.fromkeys(each.spec.name for each in offers if each.spot and each.price_per_hour is not None)
         terms = Terms(
@@ -213,9 +213,8 @@ class AWS(RentedMachines[Account]):
         host = record.private_address if self.use_ssm else record.public_address
         if not (host and record.private_address):
             return None
-        access = log_in(self, record.id, record.key, host=host, address=record.private_address)
         proxy = session_command(self.api.api.credentials, record.id, self.port or 22) if self.use_ssm else ()
-        return replace(access, target=replace(access.target, proxy=proxy))
+        return self.access_at(record, host, proxy=proxy)
 
 
 @cache

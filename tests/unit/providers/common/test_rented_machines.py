@@ -12,7 +12,7 @@ import pytest
 
 from skyward.errors import CapacityError, ConfigurationError, UnreachableError
 from skyward.machine.ssh import SSHAccess
-from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines, check_login
+from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
 from skyward.providers._common.rest_client import RestClient
 from skyward.providers.base import InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
@@ -175,9 +175,9 @@ async def test_a_configuration_that_no_machine_can_be_reached_with_is_refused_be
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    await check_login(Rented(account=Account()))
+    await Rented(account=Account()).check_login()
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/config").write_text("Host *.lab\n  ProxyJump gate\nHost *\n  PubkeyAuthentication no\n")
 
     with pytest.raises(ConfigurationError, match="PubkeyAuthentication no"):
-        await check_login(Rented(account=Account()))
+        await Rented(account=Account()).check_login()

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from skyward.errors import AuthenticationError, SkywardError, TerminationError, UnreachableError
-from skyward.providers._common.rented_machines import Asked, EndingCalls, until_gone
+from skyward.providers._common.refusals import RefusalTable
+from skyward.providers._common.rented_machines import Ending
 from skyward.providers.base import InstanceState
 from support.clock import FakeClock
 
+MISSING = RefusalTable(rows=()).refused("404", "no such machine", "cloud eu-1", status=404)
 RUNNING, STOPPING, GONE = InstanceState.RUNNING, InstanceState.STOPPING, InstanceState.GONE
 
 
@@ -35,25 +37,23 @@ class Vendor:
         now = {each: some[min(self.looks, len(some)) - 1] for each, some in states.items()}
         return {each: state for each, state in now.items() if state is not None}
 
-    async def ask(self, ids: Sequence[str]) -> Asked:
+    async def ask(self, ids: Sequence[str]) -> Mapping[str, SkywardError]:
         self.asked += ids
         if self.errors:
-            error = self.errors.pop(0)
-            return Asked(refused=dict.fromkeys(ids, error))
-        return Asked(unknown=self.unknown.intersection(ids))
+            return dict.fromkeys(ids, self.errors.pop(0))
+        return dict.fromkeys(self.unknown.intersection(ids), MISSING)
 
     async def end(self, *ids: str, deadline_s: float = 300.0, lists_gone: bool = False) -> None:
-        calls = EndingCalls(look=self.look, ask=self.ask, age_s=lambda _: self.clock.monotonic() - self._born)
-        await until_gone(
-            "cloud eu-1",
-            calls,
-            ids,
-            deadline_s=deadline_s,
+        ending = Ending(
+            left=[*ids],
+            look=self.look,
+            ask=self.ask,
+            age_s=lambda _: self.clock.monotonic() - self._born,
             unlisted_s=20.0,
             lists_gone=lists_gone,
-            look_s=1.0,
             clock=self.clock,
         )
+        await ending.until_gone("cloud eu-1", deadline_s=deadline_s, look_s=1.0)
 
 
 async def test_machines_are_asked_once_and_looked_at_until_they_are_gone() -> None:
