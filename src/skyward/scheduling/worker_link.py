@@ -143,7 +143,7 @@ class AttachedNode:
         # To a node of this machine the client copies a file, which is cheaper than TLS between nodes (decision 011).
         network = "" if handle.access.on_this_machine else handle.instance.network
         # By the network's name, never by trying: islands that bind to loopback have addresses in common.
-        self.blobs = exchanges[network].join(handle) if network else NodeBlobs(handle.ready, handle.transport)
+        self.blobs = exchanges[network].join(handle) if network else NodeBlobs(handle)
         self.call_ports = itertools.cycle(handle.ready.call_ports)
 
 

@@ -101,6 +101,34 @@ class Stored:
     of_function: bool = False
 
 
+class BlobNode(Protocol):
+    """Part of :class:`~skyward.fleet.node.Node` that its blobs use."""
+
+    @property
+    def rank(self) -> int:
+        """The node's rank."""
+        ...
+
+    @property
+    def linked(self) -> bool:
+        """True while the node's supervisor is connected."""
+        ...
+
+    @property
+    def ready(self) -> NodeReady:
+        """The node's folders and ports."""
+        ...
+
+    @property
+    def transport(self) -> Transport:
+        """Transport to the node."""
+        ...
+
+    async def fetch(self, order: Fetch) -> Fetched:
+        """Have the node get a blob from other nodes; raises UnreachableError when its connection is lost meanwhile."""
+        ...
+
+
 class NodeBlobs:
     """Blobs of one node, written by the client only.
 
@@ -108,15 +136,22 @@ class NodeBlobs:
     Used on the event loop only.
 
     Args:
-        place: the node's folders, and their budget.
-        transport: the way to the node.
-        peers: other nodes that may have a blob already; None where the client's own transport is the fastest.
+        node: the node.
+        exchange: other nodes that may have a blob already; None where the client's own transport is the fastest.
+
+    Attributes:
+        node: the node.
+        unreached: addresses of other nodes to which it failed to connect.
+        has_reached: True once it has connected to any.
+        giving: number of nodes that fetch from it now, by blob.
     """
 
-    def __init__(self, place: NodeReady, transport: Transport, peers: _Peer | None = None) -> None:
-        self._place = place
-        self._transport = transport
-        self._peers = peers
+    def __init__(self, node: BlobNode, exchange: Exchange | None = None) -> None:
+        self.node = node
+        self.unreached: set[str] = set()
+        self.has_reached = False
+        self.giving: Counter[str] = Counter()
+        self._exchange = exchange
         self._stored: OrderedDict[str, Stored] = OrderedDict()
 
     def hold_present(self, blobs: Sequence[Blob]) -> list[Stored] | None:
@@ -184,8 +219,8 @@ class NodeBlobs:
         """Reserve room for a blob, and start its transfer."""
         nbytes = blob.view.nbytes
         evicted, _ = self._make_room(nbytes, _FUNCTION_BYTES, "of_function") if blob.of_function else ([], True)
-        more, in_memory = self._make_room(nbytes, self._place.blob_budget_bytes, "in_memory")
-        path = f"{self._place.blob_dir if in_memory else self._place.blob_dir_disk}/{blob.id}"
+        more, in_memory = self._make_room(nbytes, self.node.ready.blob_budget_bytes, "in_memory")
+        path = f"{self.node.ready.blob_dir if in_memory else self.node.ready.blob_dir_disk}/{blob.id}"
         stored = self._stored[blob.id] = Stored(path, nbytes, in_memory, of_function=blob.of_function)
         stored.arriving = asyncio.ensure_future(self._arrive(blob, stored, evicted + more))
 
@@ -206,13 +241,13 @@ class NodeBlobs:
             if not stored.in_memory or error.errno != errno.ENOSPC:
                 raise
             # Removed files may still be mapped for a moment, and other programs fill the same memory.
-            stored.path, stored.in_memory = f"{self._place.blob_dir_disk}/{blob.id}", False
+            stored.path, stored.in_memory = f"{self.node.ready.blob_dir_disk}/{blob.id}", False
             await self._bring(blob, stored)
 
     async def _bring(self, blob: Blob, stored: Stored) -> None:
-        if self._peers is not None and await self._peers.fetch(blob.id, stored):
+        if self._exchange is not None and await self._fetch(self._exchange, blob.id, stored):
             return  # the node has compared the content with the name
-        await self._transport.put(blob.view, stored.path)
+        await self.node.transport.put(blob.view, stored.path)
         # Hashed again after it was sent: a changed buffer under the old name would reach later calls as their argument.
         if await asyncio.to_thread(_digest, blob.view) != blob.id:
             await self._remove([stored.path])
@@ -238,35 +273,58 @@ class NodeBlobs:
         return evicted, used + nbytes <= bound
 
     async def _remove(self, paths: Sequence[str]) -> None:
-        await self._transport.run(["rm", "-f", *paths], timeout_s=_REMOVE_TIMEOUT_S)
+        await self.node.transport.run(["rm", "-f", *paths], timeout_s=_REMOVE_TIMEOUT_S)
 
+    async def _fetch(self, exchange: Exchange, blob_id: str, stored: Stored) -> bool:
+        """Have the node fetch a blob from another one; return False if the client has to send it.
 
-class ExchangeNode(Protocol):
-    """Part of :class:`~skyward.fleet.node.Node` that the exchange uses."""
+        Raises:
+            OSError: the node has no room for it.
+            UnreachableError: the connection to the node was lost meanwhile.
+        """
+        tried: set[NodeBlobs] = set()
+        while True:
+            # Nothing is awaited between this look at the others and the change of `moving`: otherwise two nodes could
+            # decide to wait for each other.
+            stored.moving = False
+            others = [other for other in exchange.others(self) if other not in tried]
+            givers = [other for other in others if other.has(blob_id)]
+            free = [giver for giver in givers if giver.giving[blob_id] < _AT_ONCE]
+            coming = [task for other in others if other.node.linked and (task := other.moving(blob_id))]
+            if coming and not free:
+                await asyncio.wait(coming, timeout=exchange.look_again_s, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            stored.moving = True
+            if not givers:
+                return False
+            # A source without a connection may be lost; of the others, the one with the fewest transfers comes first.
+            best = sorted(free or givers, key=lambda giver: (not giver.node.linked, giver.giving.total()))
+            # One source until a first success: each that cannot be reached costs a connection's timeout.
+            chosen = best[: _SOURCES if self.has_reached else 1]
+            if await self._fetch_from(exchange, chosen, blob_id, stored):
+                return True
+            tried.update(chosen)
 
-    @property
-    def rank(self) -> int:
-        """The node's rank."""
-        ...
-
-    @property
-    def linked(self) -> bool:
-        """True while the node's supervisor is connected."""
-        ...
-
-    @property
-    def ready(self) -> NodeReady:
-        """The node's folders and ports."""
-        ...
-
-    @property
-    def transport(self) -> Transport:
-        """Transport to the node."""
-        ...
-
-    async def fetch(self, order: Fetch) -> Fetched:
-        """Have the node get a blob from other nodes; raises UnreachableError when its connection is lost meanwhile."""
-        ...
+    async def _fetch_from(self, exchange: Exchange, givers: Sequence[NodeBlobs], blob_id: str, stored: Stored) -> bool:
+        sources = tuple(giver.node.ready.blobs for giver in givers)
+        held = [giver.hold_stored(blob_id) for giver in givers]
+        givers[0].giving[blob_id] += 1
+        try:
+            order = Fetch(blob_id=blob_id, nbytes=stored.nbytes, path=stored.path, sources=sources)
+            answer = await self.node.fetch(order)
+        finally:
+            givers[0].giving[blob_id] -= 1
+            for giver, lent in zip(givers, held, strict=True):
+                giver.release([lent])
+        self.has_reached = self.has_reached or len(answer.unreached) < len(sources)
+        if answer.unreached:
+            self.unreached.update(answer.unreached)
+            exchange.complain(self, answer)
+        if answer.errno == errno.ENOSPC:
+            raise OSError(answer.errno, answer.error)  # the caller stores it on disk then
+        if answer.error:
+            log.info("node %d did not get a large argument from another: %s", self.node.rank, answer.error)
+        return not answer.error
 
 
 class Exchange:
@@ -282,26 +340,26 @@ class Exchange:
 
     def __init__(self, *, look_again_s: float = 1.0) -> None:
         self.look_again_s = look_again_s
-        self._members: dict[int, _Peer] = {}
+        self._members: dict[int, NodeBlobs] = {}
         self._has_complained = False
 
-    def join(self, node: ExchangeNode) -> NodeBlobs:
+    def join(self, node: BlobNode) -> NodeBlobs:
         """Add a node; return its blobs."""
-        member = self._members[node.rank] = _Peer(self, node)
-        return member.blobs
+        blobs = self._members[node.rank] = NodeBlobs(node, self)
+        return blobs
 
     def leave(self, rank: int) -> None:
         """Remove a node. Does nothing for a node that never joined."""
         self._members.pop(rank, None)
 
-    def others(self, member: _Peer) -> list[_Peer]:
+    def others(self, member: NodeBlobs) -> list[NodeBlobs]:
         """Return the nodes that ``member`` is not known to be unable to reach."""
         if len(member.unreached) >= _TRIALS and not member.has_reached:
             return []
         others = (other for other in self._members.values() if other is not member)
         return [other for other in others if other.node.ready.blobs not in member.unreached]
 
-    def complain(self, member: _Peer, answer: Fetched) -> None:
+    def complain(self, member: NodeBlobs, answer: Fetched) -> None:
         """Log that nodes do not reach each other: the first time as a warning, later for debugging."""
         level = logging.DEBUG if self._has_complained else logging.WARNING
         self._has_complained = True
@@ -311,74 +369,3 @@ class Exchange:
             member.node.rank,
             answer.error or f"no connection to {', '.join(answer.unreached)}",
         )
-
-
-class _Peer:
-    """Node of an exchange; the source of blobs for :class:`NodeBlobs`.
-
-    Attributes:
-        node: the node.
-        blobs: the blobs on it.
-        unreached: addresses of other nodes to which it failed to connect.
-        has_reached: True once it has connected to any.
-        giving: number of nodes that fetch from it now, by blob.
-    """
-
-    def __init__(self, exchange: Exchange, node: ExchangeNode) -> None:
-        self._exchange = exchange
-        self.node = node
-        self.blobs = NodeBlobs(node.ready, node.transport, self)
-        self.unreached: set[str] = set()
-        self.has_reached = False
-        self.giving: Counter[str] = Counter()
-
-    async def fetch(self, blob_id: str, stored: Stored) -> bool:
-        """Have the node fetch a blob from another one; return False if the client has to send it.
-
-        Raises:
-            OSError: the node has no room for it.
-            UnreachableError: the connection to the node was lost meanwhile.
-        """
-        tried: set[_Peer] = set()
-        while True:
-            # Nothing is awaited between this look at the others and the change of `moving`: otherwise two nodes could
-            # decide to wait for each other.
-            stored.moving = False
-            others = [other for other in self._exchange.others(self) if other not in tried]
-            givers = [other for other in others if other.blobs.has(blob_id)]
-            free = [giver for giver in givers if giver.giving[blob_id] < _AT_ONCE]
-            coming = [task for other in others if other.node.linked and (task := other.blobs.moving(blob_id))]
-            if coming and not free:
-                await asyncio.wait(coming, timeout=self._exchange.look_again_s, return_when=asyncio.FIRST_COMPLETED)
-                continue
-            stored.moving = True
-            if not givers:
-                return False
-            # A source without a connection may be lost; of the others, the one with the fewest transfers comes first.
-            best = sorted(free or givers, key=lambda giver: (not giver.node.linked, giver.giving.total()))
-            # One source until a first success: each that cannot be reached costs a connection's timeout.
-            chosen = best[: _SOURCES if self.has_reached else 1]
-            if await self._fetch_from(chosen, blob_id, stored):
-                return True
-            tried.update(chosen)
-
-    async def _fetch_from(self, givers: Sequence[_Peer], blob_id: str, stored: Stored) -> bool:
-        sources = tuple(giver.node.ready.blobs for giver in givers)
-        held = [giver.blobs.hold_stored(blob_id) for giver in givers]
-        givers[0].giving[blob_id] += 1
-        try:
-            order = Fetch(blob_id=blob_id, nbytes=stored.nbytes, path=stored.path, sources=sources)
-            answer = await self.node.fetch(order)
-        finally:
-            givers[0].giving[blob_id] -= 1
-            for giver, lent in zip(givers, held, strict=True):
-                giver.blobs.release([lent])
-        self.has_reached = self.has_reached or len(answer.unreached) < len(sources)
-        if answer.unreached:
-            self.unreached.update(answer.unreached)
-            self._exchange.complain(self, answer)
-        if answer.errno == errno.ENOSPC:
-            raise OSError(answer.errno, answer.error)  # the caller stores it on disk then
-        if answer.error:
-            log.info("node %d did not get a large argument from another: %s", self.node.rank, answer.error)
-        return not answer.error

@@ -5,6 +5,8 @@ import errno
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -46,6 +48,10 @@ class FakeNode:
         return Completed(exit_code=0, stdout="", stderr="")
 
 
+def blobs_on(files: FakeNode) -> NodeBlobs:
+    return NodeBlobs(cast("Any", SimpleNamespace(ready=Place(), transport=files)))
+
+
 def blob_of(number: int, mib: int = 4) -> Blob:
     array = np.full(mib * MIB, number, dtype="u1")
     (blob,) = identify([memoryview(array)], ArgumentMemo())
@@ -79,14 +85,14 @@ async def use(blobs: NodeBlobs, *wanted: Blob) -> None:
 
 async def test_a_blob_is_put_once_even_when_two_calls_want_it_at_once() -> None:
     node, blob = FakeNode(), blob_of(1)
-    blobs = NodeBlobs(Place(), node)
+    blobs = blobs_on(node)
     await asyncio.gather(blobs.hold([blob]), blobs.hold([blob]))
     assert blobs.hold_present([blob]) is not None
     assert node.puts == [f"/memory/{blob.id}"]
 
 
 async def test_a_blob_on_its_way_is_not_present() -> None:
-    blobs, blob = NodeBlobs(Place(), FakeNode()), blob_of(1)
+    blobs, blob = blobs_on(FakeNode()), blob_of(1)
     arriving = asyncio.ensure_future(blobs.hold([blob]))
     await asyncio.sleep(0)
     assert blobs.hold_present([blob]) is None
@@ -96,7 +102,7 @@ async def test_a_blob_on_its_way_is_not_present() -> None:
 
 async def test_the_least_recently_used_blob_goes_first() -> None:
     node = FakeNode()
-    blobs = NodeBlobs(Place(), node)
+    blobs = blobs_on(node)
     old, used, new = blob_of(1), blob_of(2), blob_of(3)
     for blob in (old, used, old, new):
         await use(blobs, blob)
@@ -105,7 +111,7 @@ async def test_the_least_recently_used_blob_goes_first() -> None:
 
 async def test_blobs_in_use_stay_and_others_go_to_disk() -> None:
     node = FakeNode()
-    blobs = NodeBlobs(Place(), node)
+    blobs = blobs_on(node)
     held = [blob_of(1), blob_of(2)]
     await blobs.hold(held)
     await use(blobs, blob_of(3), blob_of(4, mib=20))
@@ -117,20 +123,20 @@ async def test_blobs_in_use_stay_and_others_go_to_disk() -> None:
 async def test_the_arguments_of_one_call_do_not_push_each_other_out() -> None:
     node = FakeNode()
     wanted = [blob_of(number) for number in range(4)]
-    held = await NodeBlobs(Place(), node).hold(wanted)
+    held = await blobs_on(node).hold(wanted)
     assert len(held) == len(node.files) == 4
 
 
 async def test_blobs_that_arrive_together_stay_within_the_budget() -> None:
     node = FakeNode()
-    blobs = NodeBlobs(Place(), node)
+    blobs = blobs_on(node)
     await asyncio.gather(*(blobs.hold([blob_of(number)]) for number in range(10)))
     assert sum(size for path, size in node.files.items() if path.startswith("/memory")) <= 10 * MIB
 
 
 async def test_a_forgotten_blob_is_put_again() -> None:
     node, blob = FakeNode(), blob_of(1)
-    blobs = NodeBlobs(Place(), node)
+    blobs = blobs_on(node)
     first = await blobs.hold([blob])
     blobs.forget([blob.id])
     second = await blobs.hold([blob])
@@ -145,7 +151,7 @@ async def test_an_argument_changed_after_submission_is_an_error() -> None:
     array[5] = 1
     node = FakeNode()
     with pytest.raises(SkywardError, match="changed after its call was submitted"):
-        await NodeBlobs(Place(), node).hold([blob])
+        await blobs_on(node).hold([blob])
     assert node.files == {}
 
 
@@ -169,6 +175,6 @@ async def test_what_finds_no_room_in_memory_after_all_goes_to_disk() -> None:
 
     node.put = full_memory  # type: ignore[method-assign, assignment]
     blob = blob_of(1)
-    (stored,) = await NodeBlobs(Place(), node).hold([blob])
+    (stored,) = await blobs_on(node).hold([blob])
     assert node.files == {stored.path: 4 * MIB}
     assert (stored.path, stored.in_memory) == (f"/disk/{blob.id}", False)

@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -116,7 +116,7 @@ async def test_blobs_of_functions_on_a_node_are_bounded_and_those_that_calls_hol
 
     place = SimpleNamespace(blob_dir="/memory", blob_dir_disk="/disk", blob_budget_bytes=1 << 40)
     files: Any = Files()
-    node = NodeBlobs(place, files)
+    node = NodeBlobs(cast("Any", SimpleNamespace(ready=place, transport=files)))
     held: list[Any] = []
     for number in range(20):
         data = number.to_bytes(4, "little") * (2 * MIB)
