@@ -489,10 +489,10 @@ def pack_calls(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionC
             for name, value in (*enumerate(call.args), *call.kwargs.items()):
                 pack(value, what=f"argument {name!r} of {label}")
             raise
-        data, arguments, blobs = packed.data, None, function.wrapped.blobs
+        data, arguments, blobs = packed.data, None, function.blobs
         if len(data) >= LARGE_BYTES or packed.buffers:
-            wrapped = seal(packed, memo)
-            data, arguments, blobs = b"", wrapped.payload, blobs + wrapped.blobs
+            arguments, own_blobs = seal(packed, memo)
+            data, blobs = b"", blobs + own_blobs
         packed_calls.append(
             LiveCall(
                 id=0,

@@ -448,7 +448,7 @@ class WorkerLink:
         # Calls that wait on the worker keep the evicted functions: the stream is in order.
         if gone := self.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
             self.push(ForgetFunctions(gone))
-        self.push(StoreFunction(function.id, function.wrapped.payload, function.label))
+        self.push(StoreFunction(function.id, function.payload, function.label))
 
     def hold_present(self, call: LiveCall) -> bool:
         """Hold the call's blobs on the node until it is over; return False if one is not there yet."""

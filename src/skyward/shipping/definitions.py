@@ -467,11 +467,18 @@ def found_under_its_name(value: type | BuiltinFunctionType | FunctionType) -> bo
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")  # objects of typing have no other
     if not name or "<locals>" in name:  # a function's own names cannot be looked up
         return False
+    return find_by_name(value.__module__ or "builtins", name) is value
+
+
+def find_by_name(module: str, name: str) -> Any:
+    """Return what a loaded module has under a qualified name; :data:`_ABSENT` if it has nothing."""
     try:
-        module = sys.modules[value.__module__ or "builtins"]
-        return functools.reduce(getattr, name.split("."), cast("Any", module)) is value
+        return functools.reduce(getattr, name.split("."), cast("Any", sys.modules[module]))
     except Exception:  # a module may do anything when it is asked for an attribute
-        return False
+        return _ABSENT
+
+
+_ABSENT: Final = object()
 
 
 def reduced_compiled(cls: type) -> Reduced | None:
@@ -598,7 +605,6 @@ def _at_home(process: str, module: str, name: str, class_id: str) -> Any:
 # their identity, and context variables always do: every call of a process gets the same object, and a result refers to
 # the client's own.
 
-_ABSENT: Final = object()
 _numbers: Final = itertools.count(1)
 # Sent and received ones, by process and number there. Strongly: many of them allow no weak references, and there are as
 # many as definitions in the programs of the clients.
@@ -614,8 +620,8 @@ def reduced_single(value: object, by_name: Callable[[Any], bool]) -> Reduced | N
         by_name: returns True for an object that the other side finds under its name.
     """
     kind = cast("type[Any]", type(value))
-    if kind in _DATACLASS_MARKS:
-        return getattr, (dataclasses, _DATACLASS_MARKS[kind])
+    if value is dataclasses.MISSING or value is dataclasses.KW_ONLY:
+        return getattr, (dataclasses, "MISSING" if value is dataclasses.MISSING else "KW_ONLY")
     if issubclass(kind, enum.Enum):
         return _reduced_member(value)
     if issubclass(kind, functools.cached_property):
@@ -632,16 +638,12 @@ def reduced_single(value: object, by_name: Callable[[Any], bool]) -> Reduced | N
 
 
 _TYPING: Final = frozenset({typing.NewType, typing.ParamSpec, typing.TypeVarTuple})
-_DATACLASS_MARKS: Final[dict[type[Any], str]] = {
-    type(dataclasses.MISSING): "MISSING",
-    type(dataclasses.KW_ONLY): "KW_ONLY",
-}
 
 
 def _named(value: object, module: str, name: str, make: Callable[..., Any], arguments: tuple[Any, ...]) -> Reduced:
     if not name and module == "__main__":
         name = _name_in_main(value)
-    if id(value) not in _keys and (not name or _found(module, name) is not value):
+    if id(value) not in _keys and (not name or find_by_name(module, name) is not value):
         return make, arguments
     return _single, (_key_of(value), module, name, make, arguments)
 
@@ -663,13 +665,6 @@ def _single(key: tuple[str, int], module: str, name: str, make: Callable[..., An
     if module == "__main__" and name:
         define_in_main(name, value)
     return value
-
-
-def _found(module: str, name: str) -> Any:
-    try:
-        return functools.reduce(getattr, name.split("."), cast("Any", sys.modules[module]))
-    except (AttributeError, KeyError):
-        return _ABSENT
 
 
 def _module_of(value: object) -> str:

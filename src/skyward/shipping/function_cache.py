@@ -90,27 +90,14 @@ _KEPT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wrapped:
-    """Pickle ready to be sent.
-
-    Attributes:
-        payload: the part for the lane.
-        blobs: the blobs that must lie on the node before.
-    """
-
-    payload: Payload
-    blobs: tuple[Blob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFunction:
     """Pickled function.
 
     Attributes:
         id: BLAKE3 of the pickle, its blobs and the editions of its sources, in hex.
         label: name for messages.
-        wrapped: the pickle.
-        lasting: True if the pickle stays valid as long as everything the function refers to is unchanged.
+        payload: the pickle, as it goes over the lane.
+        blobs: the parts of it that must lie on the node before.
         sources: the sources that workers need before they load it; None if there are none.
         imports_absent: True if the function imports modules that are not found on this machine, or not yet.
         complete: returns a node's error with all packages that the function needs and nodes lack; None if nothing can.
@@ -118,8 +105,8 @@ class PackedFunction:
 
     id: str
     label: str
-    wrapped: Wrapped
-    lasting: bool = True
+    payload: Payload
+    blobs: tuple[Blob, ...] = ()
     sources: SourceSet | None = None
     imports_absent: bool = False
     complete: Callable[[ModuleNotFoundError], ModuleNotFoundError] | None = None
@@ -127,7 +114,7 @@ class PackedFunction:
     @property
     def nbytes(self) -> int:
         """Approximate bytes that the function takes where it is kept, pickled or loaded."""
-        return _OVERHEAD_BYTES + len(self.wrapped.payload.data) + sum(blob.view.nbytes for blob in self.wrapped.blobs)
+        return _OVERHEAD_BYTES + len(self.payload.data) + sum(blob.view.nbytes for blob in self.blobs)
 
 
 class FunctionCache:
@@ -158,7 +145,8 @@ class FunctionCache:
             return known.packed
         seen = _look(fn)  # before it is pickled: a change in between makes the entry invalid, not the pickle stale
         packed = _pack_function(fn, memo, self)
-        if seen is not None and packed.lasting:
+        # One with blobs is not kept: an array in its closure may be changed in place, which identity cannot show.
+        if seen is not None and not packed.blobs:
             with self._lock:
                 self._known.put(fn, _Known(seen, packed), packed.nbytes)
         return packed
@@ -221,32 +209,29 @@ def _pack_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCa
     # Its own name, not that of the call: many calls share the pickle, each with a label of its own.
     label = str(getattr(fn, "__qualname__", type(fn).__name__)).removesuffix(".__wrapped__")
     packed = pack(fn, what=f"the function {label}", apart=True)
-    sealed = seal(packed, memo)
-    wrapped = replace(sealed, blobs=tuple(replace(blob, of_function=True) for blob in sealed.blobs))
+    payload, blobs = seal(packed, memo)
     # The blobs count too: functions with equal code around different arrays would otherwise share one name.
     digest = blake3(packed.data)
-    for blob in wrapped.blobs:
+    for blob in blobs:
         digest.update(blob.id.encode())
     if packed.sources is not None:  # a worker that kept the function of an older edition would go on using that
         digest.update(repr(packed.sources.editions).encode())
-    # A function with blobs is not cached: an array in its closure may be changed in place, which identity cannot show.
-    lasting = not wrapped.blobs
     return PackedFunction(
         id=digest.hexdigest(length=16),
         label=label,
-        wrapped=wrapped,
-        lasting=lasting,
+        payload=payload,
+        blobs=tuple(replace(blob, of_function=True) for blob in blobs),
         sources=packed.sources,
         imports_absent=packed.imports_absent,
         complete=partial(known.complete, fn) if known.complete is not None else None,
     )
 
 
-def seal(packed: Packed, memo: ArgumentMemo) -> Wrapped:
-    """Return a pickle as it travels: what is large, as blobs."""
+def seal(packed: Packed, memo: ArgumentMemo) -> tuple[Payload, tuple[Blob, ...]]:
+    """Return a pickle as it goes over a lane, and its large parts, which must lie on the node before."""
     buffers = identify(packed.buffers, memo)
     names = tuple(blob.id for blob in buffers)
     if len(packed.data) < LARGE_BYTES:
-        return Wrapped(payload=Payload(data=packed.data, buffer_blobs=names), blobs=buffers)
+        return Payload(data=packed.data, buffer_blobs=names), buffers
     (data,) = identify([memoryview(packed.data)], memo)
-    return Wrapped(payload=Payload(data_blob=data.id, buffer_blobs=names), blobs=(data, *buffers))
+    return Payload(data_blob=data.id, buffer_blobs=names), (data, *buffers)

@@ -11,7 +11,7 @@ from skyward.errors import RemoteError
 from skyward.events import Error, LogLine
 from skyward.scheduling.calls import CallGang, CallNumbers, Incoming, LiveCall, RawOutcome
 from skyward.scheduling.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
-from skyward.shipping.function_cache import PackedFunction, Wrapped
+from skyward.shipping.function_cache import PackedFunction
 from skyward.shipping.pickling import pack
 from skyward.shipping.remote_exceptions import unpack_error
 from skyward.wire.messages import EmittedEvent, LogPiece, Outcome, PackedError, Payload, PrintedLines, ResultChunk
@@ -173,7 +173,7 @@ def test_a_line_names_its_worker_its_call_and_its_stream() -> None:
     ],
 )
 def test_a_call_is_named_after_the_end_of_its_label_and_its_number(label: str, name: str) -> None:
-    function = PackedFunction(id="f", label=label, wrapped=Wrapped(payload=Payload()))
+    function = PackedFunction(id="f", label=label, payload=Payload())
     call = LiveCall(id=1, kind="f", label=label, function=function, number=3)
     assert call.name == name
 

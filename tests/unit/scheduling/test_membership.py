@@ -178,7 +178,7 @@ class OutcomeSink:
 
 def call(number: int, *, blobs: tuple[Blob, ...] = (), pinned: WorkerId | None = None) -> Any:
     payload = SimpleNamespace(data=b"", to_wire=list)
-    kept = {"sources": None, "complete": None, "wrapped": SimpleNamespace(payload=payload)}
+    kept = {"sources": None, "complete": None, "payload": payload, "blobs": ()}
     function: Any = SimpleNamespace(id="f", label="f", nbytes=8, **kept)
     call: Any = LiveCall(id=number, kind="f", label="f", function=function, data=b"x", blobs=blobs, pinned=pinned)
     call.sink = OutcomeSink()

@@ -10,11 +10,11 @@ from skyward.errors import PoolStateError
 from skyward.events import Progress, SkywardEvent
 from skyward.scheduling.calls import CallBatch, CallTable, LiveCall, RawOutcome, RemoteFuture, WorkCount
 from skyward.scheduling.dispatch import Action, Dispatch, GiveUp, WorkerId
-from skyward.shipping.function_cache import PackedFunction, Wrapped
+from skyward.shipping.function_cache import PackedFunction
 from skyward.wire.messages import Payload
 
 FIRST, SECOND = WorkerId(0, 0), WorkerId(0, 1)
-FUNCTION = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")))
+FUNCTION = PackedFunction(id="f", label="f", payload=Payload(data=b"f"))
 
 
 class Stage:

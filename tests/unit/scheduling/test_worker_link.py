@@ -8,7 +8,7 @@ from typing import Any
 from skyward.scheduling.calls import LiveCall
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
-from skyward.shipping.function_cache import PackedFunction, Wrapped
+from skyward.shipping.function_cache import PackedFunction
 from skyward.shipping.project_modules import SourceSet
 from skyward.wire.messages import ModuleSource, Payload, StoreSources, ToWorker
 
@@ -37,7 +37,7 @@ def source(name: str) -> ModuleSource:
 async def test_sources_of_many_projects_are_sent_in_items_that_a_message_can_carry_and_each_once() -> None:
     names = [f"project{number}{part}" for number in range(10, 20) for part in ("", ".a", ".b")]
     sources = SourceSet(sources=tuple(map(source, names)))
-    function = PackedFunction(id="f", label="f", wrapped=Wrapped(payload=Payload(data=b"f")), sources=sources)
+    function = PackedFunction(id="f", label="f", payload=Payload(data=b"f"), sources=sources)
     link = FarSide()
     for number in (1, 2):
         link.send_calls([LiveCall(id=number, kind="f", label="f", function=function, data=b"x")])

@@ -57,7 +57,7 @@ def send() -> Callable[[Callable[..., Any]], PackedFunction]:
 
 
 def run(packed: PackedFunction, *args: object) -> Any:
-    return unpack(packed.wrapped.payload.data)(*args)
+    return unpack(packed.payload.data)(*args)
 
 
 @pytest.mark.parametrize("name", ["direct", "indirect", "by_reference", "with_default", "inner"])
@@ -183,14 +183,14 @@ def test_functions_of_many_threads_are_kept_and_dropped_without_an_error() -> No
 def test_a_changed_name_is_seen(module: dict[str, Any], send: Any, name: str) -> None:
     send(module["direct"])
     setattr(module["direct"], name, "another")
-    sent = unpack(send(module["direct"]).wrapped.payload.data)
+    sent = unpack(send(module["direct"]).payload.data)
     assert getattr(sent, name) == "another"
 
 
 def test_a_changed_annotation_is_seen(module: dict[str, Any], send: Any) -> None:
     send(module["direct"])
     module["direct"].__annotations__["x"] = int
-    assert unpack(send(module["direct"]).wrapped.payload.data).__annotations__ == {"x": int}
+    assert unpack(send(module["direct"]).payload.data).__annotations__ == {"x": int}
 
 
 def test_a_module_that_is_registered_to_travel_by_value_does_so_from_then_on(

@@ -15,7 +15,7 @@ from skyward.scheduling.calls import LiveCall
 from skyward.scheduling.dispatch import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
 from skyward.shipping.blobs import Blob, NodeBlobs
-from skyward.shipping.function_cache import PackedFunction, Recent, Wrapped
+from skyward.shipping.function_cache import PackedFunction, Recent
 from skyward.wire.messages import ForgetFunctions, Payload, RunCalls, SetLevels, StoreFunction, ToWorker
 
 MIB = 1 << 20
@@ -65,7 +65,7 @@ class FarSide(WorkerLink):
 
 
 def function(name: str, nbytes: int) -> PackedFunction:
-    return PackedFunction(id=name, label=name, wrapped=Wrapped(payload=Payload(data=bytes(nbytes))))
+    return PackedFunction(id=name, label=name, payload=Payload(data=bytes(nbytes)))
 
 
 def call(number: int, of: PackedFunction) -> LiveCall:

@@ -7,7 +7,6 @@ such object that they receive gives them the same ability, so that results may b
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import sys
@@ -20,6 +19,7 @@ from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
+from skyward.shipping.definitions import found_under_its_name
 from skyward.shipping.pickling import pack
 from skyward.shipping.received_modules import is_received, with_sources
 
@@ -92,20 +92,12 @@ def _reduce(_: ForkingPickler, obj: object) -> Any:
         return NotImplemented
     module = sys.modules.get(obj.__module__)
     # Children have their own main module.
-    if module is None or obj.__module__ == "__main__" or not _is_in(module, obj):
+    if module is None or obj.__module__ == "__main__" or not found_under_its_name(obj):
         packed = pack(obj, what=obj.__qualname__)
         return _rebuild, (packed.data, *map(bytearray, packed.buffers))
     if is_received(module):
         return _rebuild, (with_sources(pickle.dumps(obj), (), (obj.__module__,)),)
     return NotImplemented
-
-
-def _is_in(module: object, obj: type | FunctionType) -> bool:
-    """Return whether pickle would find ``obj`` by its name."""
-    try:
-        return functools.reduce(getattr, obj.__qualname__.split("."), module) is obj
-    except AttributeError:
-        return False
 
 
 def _rebuild(data: bytes, *buffers: bytearray) -> object:
