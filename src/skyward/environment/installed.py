@@ -7,9 +7,8 @@ installers keep tokens in it. What cannot be read counts as absent; what may be 
 from __future__ import annotations
 
 import csv
-import email
-import email.message
 import functools
+import importlib.metadata
 import json
 import os
 import re
@@ -83,7 +82,7 @@ class Distribution:
         """Its installed files if they are nothing but Python and data, and all exist; else none."""
         if self.metadata is None or self.metadata.suffix != ".dist-info":
             return ()
-        inside = [path for path in _Metadata(self.metadata).files if ".." not in path.parts and not path.is_absolute()]
+        inside = [path for path in _Metadata(self.metadata).listed if ".." not in path.parts and not path.is_absolute()]
         files = [self.metadata.parent / path for path in inside if path.suffix != ".pyc"]
         code = [path for path in files if self.metadata not in path.parents]
         whole = all(path.is_file() and path.suffix not in _MACHINES_OWN for path in code)
@@ -143,7 +142,7 @@ class InstalledDistributions(Mapping[str, Distribution]):
     def has_module(self, name: str, module: str) -> bool:
         """Return True if a distribution lists a file of this very module."""
         path = module.replace(".", "/")
-        return any(str(file).startswith((f"{path}/", f"{path}.")) for file in self._found[name].files)
+        return any(str(file).startswith((f"{path}/", f"{path}.")) for file in self._found[name].listed)
 
 
 def installed_distributions() -> InstalledDistributions:
@@ -195,11 +194,19 @@ class _Source(NamedTuple):
     note: str = ""
 
 
-class _Metadata:
+class _Metadata(importlib.metadata.Distribution):
     """Metadata of one distribution in a ``.dist-info`` or ``.egg-info``, read whatever state it is in."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
+
+    def read_text(self, filename: str) -> str:
+        """Return the text of a file of the metadata, or of the metadata that is one file; empty if there is none."""
+        return _text_of(self._place / filename)
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
+        """Return the path of an installed file."""
+        return self._place.parent / path
 
     def rank(self) -> tuple[bool, Version]:
         """Return a key by which the distribution is chosen that its folder really has."""
@@ -224,39 +231,37 @@ class _Metadata:
 
     def top_levels(self, name: str) -> Iterator[str]:
         """Yield the names of the top-level modules; without a list, that of the distribution if it lies beside."""
-        if stated := [word for word in self._text("top_level.txt").split() if word.isidentifier()]:
+        if stated := [word for word in self.read_text("top_level.txt").split() if word.isidentifier()]:
             yield from stated
             return
-        for file in self.files:
+        for file in self.listed:
             first = file.parts[0]
             if len(file.parts) > 1 or first.endswith((".py", ".so")):
                 yield first.partition(".")[0]
         module = name.replace("-", "_")
-        if not self.files and any((self._place.parent / path).exists() for path in (module, f"{module}.py")):
+        if not self.listed and any((self._place.parent / path).exists() for path in (module, f"{module}.py")):
             yield module
 
     @functools.cached_property
-    def files(self) -> Sequence[PurePosixPath]:
+    def listed(self) -> Sequence[PurePosixPath]:
         """The installed files, relative to the folder of the import path."""
-        lines = (self._text("RECORD") or self._text("SOURCES.txt")).replace("\0", "").splitlines()
+        lines = (self.read_text("RECORD") or self.read_text("SOURCES.txt")).replace("\0", "").splitlines()
         try:
             names = [row[0] for row in csv.reader(lines) if row]
         except csv.Error:  # a quotation that does not end
             names = [line.partition(",")[0] for line in lines]
-        installed = self._text("installed-files.txt").splitlines()  # relative to the metadata
+        installed = self.read_text("installed-files.txt").splitlines()  # relative to the metadata
         names += [os.path.relpath(os.path.join(self._place, name), self._place.parent) for name in installed]
         return [path for name in names if (path := PurePosixPath(name)).parts]
 
     @functools.cached_property
-    def _headers(self) -> email.message.Message:
-        name = "METADATA" if self._place.suffix == ".dist-info" else "PKG-INFO"
-        # As a file: distutils wrote nothing else.
-        return email.message_from_string(self._text("") if self._place.is_file() else self._text(name))
+    def _headers(self) -> Any:
+        return self.metadata
 
     @functools.cached_property
     def _version(self) -> str:
         """The version; if the file states none, that in the folder's name."""
-        for version in (str(self._headers["Version"] or ""), self._place.stem.partition("-")[2].partition("-")[0]):
+        for version in (*self._headers.get_all("Version", ()), self._place.stem.partition("-")[2].partition("-")[0]):
             try:
                 Version(version)
             except InvalidVersion:
@@ -264,12 +269,8 @@ class _Metadata:
             return version.strip()
         return ""
 
-    def _text(self, name: str) -> str:
-        return _text_of(self._place / name if name else self._place)
-
     def _requirements(self) -> Iterator[Requirement]:
-        lines = [str(line) for line in self._headers.get_all("Requires-Dist", ())]
-        for line in lines or _egg_requirements(self._text("requires.txt")):
+        for line in self.requires or ():
             try:
                 yield Requirement(line)
             except InvalidRequirement:  # of a distribution older than the standard; its installer passed over it too
@@ -281,12 +282,12 @@ class _Metadata:
         A folder or an archive that does not exist was on the machine of the package's builder, or has moved: only an
         index may have that version.
         """
-        if self._text("INSTALLER").strip() == "conda":
+        if self.read_text("INSTALLER").strip() == "conda":
             return _Source()
         sources = self._place.parent
         if self._place.suffix == ".egg-info" and self._place.is_dir() and _is_project(sources):
             return _Source(Origin.FOLDER, str(sources))  # `setup.py develop`, or a project's folder on the path
-        stated = _stated_source(self._text("direct_url.json"))
+        stated = _stated_source(self.read_text("direct_url.json"))
         if stated.origin is Origin.FOLDER and not _is_project(Path(stated.place)):
             return _Source(note=f"there is no project in {stated.place}, where it was installed from")
         if stated.origin is Origin.ARCHIVE and not Path(stated.place).is_file():
@@ -296,7 +297,7 @@ class _Metadata:
     def _import_folders(self) -> Iterator[str]:
         if self._place.suffix == ".egg-info":
             yield str(self._place.parent)
-        for file in self.files:
+        for file in self.listed:
             if file.suffix == ".pth" and len(file.parts) == 1:
                 text = _text_of(self._place.parent / file)
                 yield from (line for line in text.splitlines() if line and not line.startswith(("import", "#")))
@@ -327,15 +328,3 @@ def _stated_source(text: str) -> _Source:
 
 def _is_project(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
-
-
-def _egg_requirements(text: str) -> Iterator[str]:
-    """Yield the requirements of ``requires.txt``, whose sections are ``[extra:marker]``, in the standard's notation."""
-    condition = ""
-    for line in filter(None, map(str.strip, text.splitlines())):
-        if line.startswith("["):
-            extra, _, marker = line.strip("[]").partition(":")
-            parts = [f"({marker})" if marker else "", f'extra == "{extra}"' if extra else ""]
-            condition = " and ".join(filter(None, parts))
-        else:
-            yield f"{line} ; {condition}" if condition else line
