@@ -26,16 +26,7 @@ from skyward.shipping.pickling import LARGE_BYTES, add_note, pack, pack_argument
 from skyward.shipping.project_modules import SourceSet
 from skyward.shipping.remote_exceptions import unpack_error
 from skyward.submission import ArgumentMemo, CallFuture, CallLimits, Invocation, bearable, named
-from skyward.wire.messages import (
-    CallHeader,
-    EmittedEvent,
-    LoggedRecord,
-    Outcome,
-    PackedError,
-    Payload,
-    PrintedLines,
-    ResultChunk,
-)
+from skyward.wire import messages
 from skyward.wire.printed_lines import Reassembler
 
 _FAILURE_CHARACTERS: Final = 200
@@ -63,7 +54,7 @@ class RawOutcome:
     seconds: float | None = None
     worker: WorkerId | None = None
     buffers: tuple[Any, ...] = ()
-    error: PackedError | Exception | None = field(default=None)
+    error: messages.PackedError | Exception | None = field(default=None)
     shown: Callable[[], None] | None = None
     complete: Callable[[ModuleNotFoundError], ModuleNotFoundError] | None = None
 
@@ -88,7 +79,7 @@ class RawOutcome:
                     raise
                 except BaseException as error:
                     raise UnpicklingError(f"{self._rebuilding} ended with {named(error)}") from error
-            case PackedError() as packed:
+            case messages.PackedError() as packed:
                 error = unpack_error(packed, where=self._where)
                 if self.complete is not None and isinstance(error, ModuleNotFoundError):
                     error = self.complete(error)
@@ -329,7 +320,7 @@ class Incoming:
     _lines: Reassembler = field(default_factory=Reassembler)
     _no_memory: OSError | MemoryError | None = None
 
-    def add_chunk(self, chunk: ResultChunk) -> None:
+    def add_chunk(self, chunk: messages.ResultChunk) -> None:
         """Store a piece of a large result; without memory for the result, drop it and all later pieces."""
         if self._no_memory is not None:
             return
@@ -343,7 +334,7 @@ class Incoming:
             return
         part[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
-    def outcome(self, outcome: Outcome, worker: WorkerId) -> RawOutcome:
+    def outcome(self, outcome: messages.Outcome, worker: WorkerId) -> RawOutcome:
         """Return the outcome of the call, with the parts that arrived as chunks."""
         if outcome.error is not None:
             return RawOutcome(error=outcome.error, seconds=outcome.seconds, worker=worker)
@@ -355,7 +346,12 @@ class Incoming:
         return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, worker=worker)
 
     def events(
-        self, item: PrintedLines | LoggedRecord | EmittedEvent, *, worker: WorkerId, instance_id: str, call: str = ""
+        self,
+        item: messages.PrintedLines | messages.LoggedRecord | messages.EmittedEvent,
+        *,
+        worker: WorkerId,
+        instance_id: str,
+        call: str = "",
     ) -> Iterator[SkywardEvent]:
         """Yield the events in an item of printed lines, a record's, or the one that user code emitted.
 
@@ -365,10 +361,10 @@ class Incoming:
             instance_id: the machine of that worker.
             call: name of the call; empty for none.
         """
-        if isinstance(item, EmittedEvent):
+        if isinstance(item, messages.EmittedEvent):
             yield _event(item.data, instance_id)
             return
-        if isinstance(item, LoggedRecord):
+        if isinstance(item, messages.LoggedRecord):
             yield record_line(item.values, worker.node, worker.worker, instance_id, call or item.task)
             return
         for piece in item.pieces:
@@ -431,7 +427,7 @@ class LiveCall(CallState):
     label: str
     function: PackedFunction
     data: bytes = b""
-    arguments: Payload | None = None
+    arguments: messages.Payload | None = None
     sources: SourceSet | None = None
     blobs: tuple[Blob, ...] = ()
     limits: CallLimits | None = None
@@ -440,7 +436,7 @@ class LiveCall(CallState):
     sink: CallBatch | RemoteFuture = field(init=False)
     index: int = 0
     number: int = 0
-    header: CallHeader | None = None
+    header: messages.CallHeader | None = None
     callbacks: tuple[Callback, ...] = ()
     incoming: Incoming | None = None
     gang: CallGang | None = None
@@ -622,7 +618,7 @@ class CallTable:
                 call.trace.ended(call, raw)
             call.sink.deliver(call.index, raw)
 
-    def _count_failure(self, call: LiveCall, error: PackedError | Exception) -> None:
+    def _count_failure(self, call: LiveCall, error: messages.PackedError | Exception) -> None:
         cancelled = isinstance(error, CancelledError | PoolStateError)
         self.cancelled += cancelled
         self.failed += not cancelled
@@ -701,9 +697,11 @@ class CallTable:
         return next(name for name in names if name not in taken)
 
 
-def _in_a_line(error: PackedError | Exception) -> str:
+def _in_a_line(error: messages.PackedError | Exception) -> str:
     kind, text = (
-        (error.type_name, error.message) if isinstance(error, PackedError) else (type(error).__name__, str(error))
+        (error.type_name, error.message)
+        if isinstance(error, messages.PackedError)
+        else (type(error).__name__, str(error))
     )
     first = text.partition("\n")[0][:_FAILURE_CHARACTERS]
     return f"{kind.rpartition('.')[2]}: {first}" if first else kind

@@ -66,28 +66,8 @@ from skyward.scheduling.worker_link import (
 from skyward.shipping.blobs import Exchange
 from skyward.shipping.function_cache import FunctionCache
 from skyward.submission import ArgumentMemo, CallLimits, Invocation, worker_names
+from skyward.wire import messages
 from skyward.wire.control import Message, WorkerExit, WorkerRunning
-from skyward.wire.messages import (
-    CallHeader,
-    CallResult,
-    CancelCalls,
-    EmittedEvent,
-    GangAddress,
-    GangAddresses,
-    Item,
-    LoggedRecord,
-    MissingBlobs,
-    PackedError,
-    PrintedLines,
-    ResultChunk,
-    RevokeCalls,
-    RevokedCalls,
-    SmallResults,
-    SpentProcess,
-    ToClient,
-    answered_calls,
-    to_client,
-)
 
 log = logging.getLogger("skyward.scheduling")
 
@@ -108,7 +88,7 @@ _VERDICT_S = 1.0
 _KILL_AGAIN_S = 0.2
 # Below 32768, where Linux begins to hand out ports of outgoing connections.
 _UNASSIGNED_PORTS = 20_000, 32_768
-_OUTPUT = (PrintedLines.CODE, EmittedEvent.CODE, LoggedRecord.CODE)
+_OUTPUT = (messages.PrintedLines.CODE, messages.EmittedEvent.CODE, messages.LoggedRecord.CODE)
 # After this the supervisor kills a worker that has not ended a cancelled call: a call may hold the interpreter's lock.
 _CANCEL_PATIENCE_S = 1.0
 # Fresh processes for one call. A third would be used up by the call's own arguments or module (decision 013).
@@ -278,7 +258,7 @@ class Scheduler:
                 self._due = True  # afterwards: Ctrl-C in between would leave all later calls waiting for it
         return futures
 
-    def _ranks(self, call: LiveCall) -> list[tuple[WorkerId, CallHeader]]:
+    def _ranks(self, call: LiveCall) -> list[tuple[WorkerId, messages.CallHeader]]:
         """Return every worker, with the header of its call of a broadcast."""
         workers = self.places
         if not workers:
@@ -289,7 +269,9 @@ class Scheduler:
         seed, port = random.getrandbits(32), self._call_port()
         counts = Counter(worker.node for worker in workers)
         firsts = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
-        world = CallHeader(world=len(workers), seed=seed, head_port=port, nodes=len(counts), gang=call.together)
+        world = messages.CallHeader(
+            world=len(workers), seed=seed, head_port=port, nodes=len(counts), gang=call.together
+        )
         return [
             (worker, replace(world, rank=rank, local_rank=rank - firsts[worker.node]))
             for rank, worker in enumerate(workers)
@@ -370,7 +352,7 @@ class Scheduler:
         An exception from a call of a gang is held back for a moment: if another rank turns out to be lost, that loss
         is the cause, although the broken connections to the lost rank are reported sooner.
         """
-        if call.gang is not None and len(call.gang.calls) > 1 and isinstance(raw.error, PackedError):
+        if call.gang is not None and len(call.gang.calls) > 1 and isinstance(raw.error, messages.PackedError):
             call.gang.raised.add(call.id)
             if raw.worker is not None:
                 self._unsettled.add(raw.worker)
@@ -496,7 +478,7 @@ class Scheduler:
         if unsent:  # still on this side, waiting for blobs: the worker has never seen them
             self._give_back(list(unsent))
         if sent:
-            link.send_item(CancelCalls(sent) if isinstance(action, Cancel) else RevokeCalls(sent))
+            link.send_item(messages.CancelCalls(sent) if isinstance(action, Cancel) else messages.RevokeCalls(sent))
         if sent and isinstance(action, Cancel):
             link.end_for(CALL_CANCELLED, sent)
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, link, sent, link.incarnation)
@@ -764,7 +746,7 @@ class Scheduler:
                 await asyncio.wait_for(link.exited.wait(), _EXIT_PATIENCE_S)
             self._lose(link)
 
-    def lane_items(self, link: WorkerLink, items: Sequence[Item]) -> None:
+    def lane_items(self, link: WorkerLink, items: Sequence[messages.Item]) -> None:
         """See :class:`~skyward.scheduling.worker_link.LinkOwner`."""
         if self.links.get(link.id) is not link:
             return  # its node is gone, and its calls run elsewhere
@@ -772,14 +754,14 @@ class Scheduler:
             items = [item for item in items if item[0] in _OUTPUT]
         finished: list[tuple[int, float]] = []
         foreign: int | None = None
-        only_results = len(items) == 1 and items[0][0] == SmallResults.CODE
+        only_results = len(items) == 1 and items[0][0] == messages.SmallResults.CODE
         with nullcontext() if only_results else self._bus.together():
             for item in items:
                 try:
                     # Answers count only from the worker that has the call: it runs user code, and may send anything.
-                    if (foreign := self._dispatch.foreign(link.id, answered_calls(item))) is not None:
+                    if (foreign := self._dispatch.foreign(link.id, messages.answered_calls(item))) is not None:
                         break
-                    self._handle_item(link, to_client(item), finished)
+                    self._handle_item(link, messages.to_client(item), finished)
                 except Exception as error:  # items behind this one belong to other calls, which must not wait for ever
                     log.exception("an item of kind %s from worker %s could not be handled", item[0], link.id)
                     finished += self._spoil(item, error)
@@ -800,20 +782,20 @@ class Scheduler:
     def _is_current(self, link: WorkerLink) -> bool:
         return self.links.get(link.id) is link
 
-    def _handle_item(self, link: WorkerLink, item: ToClient, finished: list[tuple[int, float]]) -> None:
+    def _handle_item(self, link: WorkerLink, item: messages.ToClient, finished: list[tuple[int, float]]) -> None:
         """Handle an item; add the calls that it ends to ``finished``, with the seconds that each took."""
         unfinished = self.calls.unfinished
         match item:
-            case SmallResults():
+            case messages.SmallResults():
                 for call_id, seconds, data in zip(item.call_ids, item.seconds, item.pickles, strict=True):
                     if (call := unfinished.get(call_id)) is not None:
                         self.calls.complete(call, RawOutcome(data, seconds, link.id))
                     finished.append((call_id, seconds))
-            case CallResult(call_id, outcome):
+            case messages.CallResult(call_id, outcome):
                 if (call := unfinished.get(call_id)) is not None:
                     self._complete(call, call.arriving().outcome(outcome, link.id))
                 finished.append((call_id, float(outcome.seconds)))
-            case ResultChunk():
+            case messages.ResultChunk():
                 if (call := unfinished.get(item.call_id)) is not None:
                     call.arriving().add_chunk(item)
             case _:
@@ -822,35 +804,43 @@ class Scheduler:
     def _handle_notice(
         self,
         link: WorkerLink,
-        item: PrintedLines | EmittedEvent | LoggedRecord | RevokedCalls | MissingBlobs | GangAddress | SpentProcess,
+        item: messages.PrintedLines
+        | messages.EmittedEvent
+        | messages.LoggedRecord
+        | messages.RevokedCalls
+        | messages.MissingBlobs
+        | messages.GangAddress
+        | messages.SpentProcess,
     ) -> None:
         match item:
-            case PrintedLines():
+            case messages.PrintedLines():
                 link.log_end = max(link.log_end, item.log_end)
                 self._publish(link, item)
-            case EmittedEvent() | LoggedRecord():
+            case messages.EmittedEvent() | messages.LoggedRecord():
                 self._publish(link, item)
-            case RevokedCalls():
+            case messages.RevokedCalls():
                 self._give_back(item.call_ids)
-            case MissingBlobs():
+            case messages.MissingBlobs():
                 link.node.blobs.forget(item.blob_ids)
                 self._give_back([item.call_id])
-            case GangAddress():
+            case messages.GangAddress():
                 self._collect_address(item)
-            case SpentProcess():
+            case messages.SpentProcess():
                 self._renew_idle(link.id, link.incarnation, "a call needed a fresh process")
                 self._restart(item.call_ids, item.why)
             case _:
                 assert_never(item)
 
-    def _spoil(self, item: Item, error: Exception) -> Iterator[tuple[int, float]]:
+    def _spoil(self, item: messages.Item, error: Exception) -> Iterator[tuple[int, float]]:
         """Fail the calls whose results cannot be decoded: no other answer will arrive for them."""
-        for call_id in answered_calls(item) if item[0] in (CallResult.CODE, SmallResults.CODE) else ():
+        for call_id in (
+            messages.answered_calls(item) if item[0] in (messages.CallResult.CODE, messages.SmallResults.CODE) else ()
+        ):
             if (call := self.calls.unfinished.get(call_id)) is not None:
                 self._complete(call, RawOutcome(error=error))
                 yield call.id, 0.0
 
-    def _collect_address(self, item: GangAddress) -> None:
+    def _collect_address(self, item: messages.GangAddress) -> None:
         call = self.calls.unfinished.get(item.call_id)
         if call is None or call.gang is None or call.header is None:
             return
@@ -861,9 +851,11 @@ class Scheduler:
             self.end_calls(call.gang.calls, kill=True, error=out_of_reach(call.label, apart))
             return
         for link, member in self._held(call.gang.calls):
-            link.send_item(GangAddresses(member.id, texts))
+            link.send_item(messages.GangAddresses(member.id, texts))
 
-    def _publish(self, link: WorkerLink, item: PrintedLines | LoggedRecord | EmittedEvent) -> None:
+    def _publish(
+        self, link: WorkerLink, item: messages.PrintedLines | messages.LoggedRecord | messages.EmittedEvent
+    ) -> None:
         call = self.calls.unfinished.get(item.call_id)
         own = call is not None and call.worker == link.id
         incoming = call.arriving() if call is not None and own else Incoming()
@@ -874,7 +866,7 @@ class Scheduler:
         instance_id = link.node.handle.instance.id
         for event in incoming.events(item, worker=link.id, instance_id=instance_id, call=name):
             self._bus.publish(event, callbacks)
-            if isinstance(item, LoggedRecord) and isinstance(event, LogLine):
+            if isinstance(item, messages.LoggedRecord) and isinstance(event, LogLine):
                 self._bus.run(partial(handle_record, item.values, event.place))
         incoming.shown = self._bus.delivery()
 
@@ -918,6 +910,6 @@ class Scheduler:
         )
 
 
-def _limited(header: CallHeader | None, limits: CallLimits) -> CallHeader:
+def _limited(header: messages.CallHeader | None, limits: CallLimits) -> messages.CallHeader:
     memory_bytes = round((limits.memory_gib or 0) * _GIB)
-    return replace(header or CallHeader(), timeout_s=limits.timeout_s or 0.0, memory_bytes=memory_bytes)
+    return replace(header or messages.CallHeader(), timeout_s=limits.timeout_s or 0.0, memory_bytes=memory_bytes)

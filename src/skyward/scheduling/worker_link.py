@@ -32,21 +32,10 @@ from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
 from skyward.shipping.function_cache import PackedFunction, Recent
 from skyward.shipping.project_modules import SentSources, SourceSet
 from skyward.submission import CallLimits
+from skyward.wire import messages
 from skyward.wire.control import WorkerExit
 from skyward.wire.lane import Connection, Link, Session
 from skyward.wire.limits import HANDSHAKE_S
-from skyward.wire.messages import (
-    CallHeader,
-    ForgetFunctions,
-    Item,
-    Payload,
-    RunCalls,
-    RunSpecialCall,
-    SetLevels,
-    StoreFunction,
-    StoreSources,
-    ToWorker,
-)
 from skyward.wire.printed_lines import LineAssembler
 
 log = logging.getLogger("skyward.scheduling.lane")
@@ -121,7 +110,7 @@ class LinkOwner(Protocol):
         """Move the calls of a worker process that is gone; ``lane_up`` follows."""
         ...
 
-    def lane_items(self, link: WorkerLink, items: Sequence[Item]) -> None:
+    def lane_items(self, link: WorkerLink, items: Sequence[messages.Item]) -> None:
         """Handle received items, in order."""
         ...
 
@@ -210,11 +199,11 @@ class WorkerLink:
         report = partial(self._owner.lane_failed, self)
         self._serving = asyncio.ensure_future(keep(self._serve, what=f"the lane to {self._address}", report=report))
 
-    def push(self, item: ToWorker) -> None:
+    def push(self, item: messages.ToWorker) -> None:
         """Queue an item for the worker, to travel with the calls that are sent next."""
         self._link.session.push(item, item.nbytes)
 
-    def send_item(self, item: ToWorker) -> None:
+    def send_item(self, item: messages.ToWorker) -> None:
         """Send an item at once."""
         self.push(item)
         self._link.flush()
@@ -400,7 +389,7 @@ class WorkerLink:
         # One item for many calls: 17 µs on the client per call of a gather instead of 75 (decision 006).
         if (levels := _LEVELS.current()) is not self._levels:
             self._push_levels(levels)
-        run: RunCalls | None = None
+        run: messages.RunCalls | None = None
         ids: list[int] = []
         pickles: list[bytes] = []
         for call in calls:
@@ -414,15 +403,18 @@ class WorkerLink:
                 if function.sources is not None or not self.functions.get(function.id):
                     self._introduce(function)
                 if plain:
-                    run = RunCalls(function.id, position, final, ids, pickles)
+                    run = messages.RunCalls(function.id, position, final, ids, pickles)
             if call.sources is not None:
                 self._bring(call.sources)
             if plain:
                 ids.append(call.id)
                 pickles.append(call.data)
             else:
-                payload, header = call.arguments or Payload(data=call.data), call.header or CallHeader()
-                self.push(RunSpecialCall(function.id, position, final, call.id, payload, header))
+                payload, header = (
+                    call.arguments or messages.Payload(data=call.data),
+                    call.header or messages.CallHeader(),
+                )
+                self.push(messages.RunSpecialCall(function.id, position, final, call.id, payload, header))
         if run is not None:
             self.push(run)
         self._link.flush()
@@ -430,14 +422,14 @@ class WorkerLink:
     def _push_levels(self, levels: Mapping[str, int]) -> None:
         """Push the levels of the client's loggers, unless they equal those sent last."""
         if levels != self._levels:
-            self.push(SetLevels(levels))
+            self.push(messages.SetLevels(levels))
         self._levels = levels
 
     def _bring(self, sources: SourceSet) -> None:
         """Push the sources that this worker process has not had in their present edition."""
         # One item for each project, whose files are bounded; those of all may be more than a message can carry.
         for _, project in groupby(self.sources.missing(sources), lambda source: source.name.partition(".")[0]):
-            self.push(StoreSources([*project]))
+            self.push(messages.StoreSources([*project]))
 
     def _introduce(self, function: PackedFunction) -> None:
         """Push what the worker lacks of a function: its sources and itself."""
@@ -447,8 +439,8 @@ class WorkerLink:
             return
         # Calls that wait on the worker keep the evicted functions: the stream is in order.
         if gone := self.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
-            self.push(ForgetFunctions(gone))
-        self.push(StoreFunction(function.id, function.payload, function.label))
+            self.push(messages.ForgetFunctions(gone))
+        self.push(messages.StoreFunction(function.id, function.payload, function.label))
 
     def hold_present(self, call: LiveCall) -> bool:
         """Hold the call's blobs on the node until it is over; return False if one is not there yet."""
@@ -577,7 +569,7 @@ def _overran(call: LiveCall, link: WorkerLink, ended: WorkerExit) -> WorkerLostE
 
 
 def _as_one_of_a_gang(call: LiveCall) -> str:
-    header = call.header or CallHeader()
+    header = call.header or messages.CallHeader()
     if header.world == 1:
         return f"{call.label}, which is not run again once it has begun,"
     return f"rank {header.rank} of the {header.world} that run {call.label} together, and were ended with it,"
