@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
 
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import TerminationError
@@ -49,6 +48,34 @@ async def suffer(fault: Fault) -> None:
         raise fault.error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _FollowedOrder(LaunchOrder):
+    """The part of an order that is made; its provider follows what becomes of its keys."""
+
+    order: LaunchOrder
+    provider: FaultyProvider
+    used: set[str]
+    unseen: set[str] = field(default_factory=set[str])
+
+    def lasts_s(self, offer: Offer) -> float:
+        return self.order.lasts_s(offer)
+
+    def note_undone(self, instance: Instance) -> None:
+        self.provider.told.append(instance.id)
+        self.order.note_undone(instance)
+
+    def note_unseen(self, key: str) -> None:
+        self.unseen.add(key)
+        self.provider.under_way.discard(key)
+        self.order.note_unseen(key)
+
+    async def renew(self, key: str, reason: str) -> str:
+        other = await self.order.renew(key, reason)
+        for keys in (self.used, self.provider.unclear, self.provider.under_way):
+            keys.add(other)
+        return other
+
+
 class FaultyProvider(FakeProvider):
     """A provider whose verbs suffer faults, and whose machines take their time.
 
@@ -56,6 +83,7 @@ class FaultyProvider(FakeProvider):
         terminating: ids that it was asked to terminate.
         stubborn: ids of machines that it does not terminate for now; it says so by describing them.
         unclear: ledger keys that it was given, without saying what became of them.
+        under_way: those of orders that it has not answered, whose create calls may still be answered.
         told: ids of the machines that its launches told of, those that it undid included, and of those that it could
             not undo once they were described.
 
@@ -75,9 +103,9 @@ class FaultyProvider(FakeProvider):
         self.terminating: set[str] = set()
         self.stubborn: set[str] = set()
         self.unclear: set[str] = set()
+        self.under_way: set[str] = set()
         self.told: list[str] = []
         self._not_undone: set[str] = set()
-        self._under_way: set[str] = set()
         self._script: dict[Verb, deque[Fault]] = {}
         self._on_order = on_order
         self._on_gone = on_gone
@@ -96,51 +124,33 @@ class FaultyProvider(FakeProvider):
         """See :meth:`Provider.launch`."""
         self._on_order(order)
         fault = self._next("launch")
-        keys, unseen = {*order.keys}, set[str]()
-        self.unclear |= keys
-        self._under_way |= keys
-
-        def tell_unseen(key: str) -> None:
-            unseen.add(key)
-            self._under_way.discard(key)
-            if order.unseen is not None:
-                order.unseen(key)
-
-        async def renew(key: str, reason: str) -> str:
-            assert order.renew is not None
-            other = await order.renew(key, reason)
-            keys.add(other)
-            self.unclear.add(other)
-            self._under_way.add(other)
-            return other
-
-        asked = replace(
-            order,
+        followed = _FollowedOrder(
+            pool_id=order.pool_id,
             keys=order.keys[: fault.done],
-            undone=partial(self._tell_undone, order),
-            unseen=tell_unseen,
-            renew=None if order.renew is None else renew,
+            timeout_s=order.timeout_s,
+            avoid=order.avoid,
+            one_network=order.one_network,
+            order=order,
+            provider=self,
+            used={*order.keys},
         )
+        self.unclear |= followed.used
+        self.under_way |= followed.used
         try:
-            made = await super().launch(offers, asked)
+            made = await super().launch(offers, followed)
             await suffer(fault)
         except REFUSALS:
-            self.unclear -= keys - unseen
+            self.unclear -= followed.used - followed.unseen
             raise
         except TerminationError as error:
             self._not_undone.update(error.instance_ids)
             raise
         finally:
-            self._under_way -= keys
+            self.under_way -= followed.used
         said = made[: fault.said]
         self.unclear.difference_update(instance.key for instance in said)
         self.told += [instance.id for instance in said]
         return [self._update(instance.id) for instance in said]
-
-    def _tell_undone(self, order: LaunchOrder, instance: Instance) -> None:
-        self.told.append(instance.id)
-        if order.undone is not None:
-            order.undone(instance)
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """See :meth:`Provider.describe`."""
@@ -156,7 +166,7 @@ class FaultyProvider(FakeProvider):
     async def tagged(self) -> Sequence[Instance]:
         """See :meth:`Provider.tagged`: it tells of the machines of unclear launches."""
         listed = await super().tagged()
-        found = {each.id: each.key for each in listed if each.key in self.unclear - self._under_way}
+        found = {each.id: each.key for each in listed if each.key in self.unclear - self.under_way}
         self.told += found
         self._not_undone -= found.keys()
         self.unclear.difference_update(found.values())

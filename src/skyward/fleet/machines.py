@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -242,7 +241,7 @@ class Machines:
         batches = await self._consent.given(batches, has, provider=self.provider.name)
         apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self.provider.name)
         for note in (choice.note, apart, *(batch.offers[0].note for batch in batches)):
-            self._notice(note)
+            self.notice(note)
         self.publish(InfraCreated(batches[0].offers[0].region))
         launched: list[Machine] = []
         coming = [*expected_usages(batches, self.clock.elapsed())]
@@ -250,8 +249,7 @@ class Machines:
         try:
             for index, batch in enumerate(batches, 1):
                 ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
-                lasts_s = partial(self._lasts_s, batch.nodes, batches[index:], coming)
-                launched += await self._buy(batch, ours, lasts_s)
+                launched += await self._buy(batch, ours, batches[index:], coming)
                 del coming[: batch.nodes]
         finally:
             self._coming = [each for each in self._coming if each is not coming]
@@ -264,10 +262,10 @@ class Machines:
         """
         return min(max(1.0, self.request.timeout_s - age_s), self._budget.cap_s(self._usages(), self.clock.elapsed()))
 
-    def _lasts_s(self, nodes: int, later: Sequence[Batch], instead: list[Usage], offer: Offer) -> float:
+    def lasts_s(self, offer: Offer, nodes: int, later: Sequence[Batch], instead: list[Usage]) -> float:
         """Return the seconds for which so many machines of an offer may live; 0 if a limit of cost or price forbids it.
 
-        They replace the usages in ``instead``, which were expected.
+        They, and the ``later`` batches, replace the usages in ``instead``, which were expected.
         """
         now = self.clock.elapsed()
         usages = [*self._usages(instead), *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
@@ -350,7 +348,7 @@ class Machines:
 
     def _note_bill(self, instances: Iterable[Instance]) -> None:
         for note in notes_on_bill(self.provider.name, instances):
-            self._notice(note)
+            self.notice(note)
 
     def left_s(self, machine: Machine) -> float:
         """Return the seconds within which the machine must admit a login."""
@@ -406,7 +404,7 @@ class Machines:
         await self._outputs.rescue_and_stop([machine.node for machine in machines if machine.node is not None])
         try:
             ids = [machine.instance.id for machine in machines]
-            await end_instances(self.provider, ids, report=self._notice, clock=self.clock)
+            await end_instances(self.provider, ids, report=self.notice, clock=self.clock)
         except TerminationError as error:
             await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
             raise
@@ -486,7 +484,7 @@ class Machines:
         if not self._lost:
             self._lost_some.clear()
 
-    def _lose(self, creates: Mapping[str, CreateCall]) -> None:
+    def look_for(self, creates: Mapping[str, CreateCall]) -> None:
         """Have the machines of these create calls looked for, unless they are known."""
         known = {machine.instance.key for machine in self.all}
         self._lost |= {key: create for key, create in creates.items() if key not in known}
@@ -518,15 +516,28 @@ class Machines:
             return seen
         return NotYet(seen.state.value)
 
-    async def _buy(self, batch: Batch, ranks: Sequence[int], lasts_s: Callable[[Offer], float]) -> Sequence[Machine]:
+    async def _buy(
+        self, batch: Batch, ranks: Sequence[int], later: Sequence[Batch], coming: list[Usage]
+    ) -> Sequence[Machine]:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
         self.publish(_launching(self.provider, self.request, asked, len(ranks), self._consent.forecast))
-        buying, began = asyncio.current_task(), self.clock.monotonic()
+        began = self.clock.monotonic()
         for left in range(batch.retries, -1, -1):
-            work = self._create(batch.offers, ranks, lasts_s, lambda: buying is not None and buying.cancelling() > 0)
             try:
-                launched = await to_its_end(work)
+                order = _Order(
+                    pool_id=self.pool_id,
+                    keys=(),
+                    timeout_s=0.0,
+                    one_network=self.request.one_network,
+                    avoid=frozenset(self.unfit.hosts),
+                    machines=self,
+                    batch=batch,
+                    later=later,
+                    coming=coming,
+                    buyer=asyncio.current_task(),
+                )
+                launched = await to_its_end(self._create(ranks, order))
             except CapacityError as error:
                 if not left:
                     tried_s = self.clock.monotonic() - began
@@ -534,22 +545,15 @@ class Machines:
                 await self.clock.sleep(batch.interval_s)
             else:
                 for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
-                    self._notice(note)
+                    self.notice(note)
                 self._note_bill(machine.instance for machine in launched)
                 return launched
         raise AssertionError("unreachable")
 
-    async def _create(
-        self,
-        offers: Sequence[Offer],
-        ranks: Sequence[int],
-        lasts_s: Callable[[Offer], float],
-        interrupted: Callable[[], bool],
-    ) -> Sequence[Machine]:
-        """Launch machines of the first of ``offers`` that the provider can serve."""
-        purchase = _purchase(self.pool_id, self.provider, offers[0])
-        creates = await self._reserve(ranks, purchase, offers)
-        order = self._order(creates, purchase, offers, lasts_s, interrupted)
+    async def _create(self, ranks: Sequence[int], order: _Order) -> Sequence[Machine]:
+        """Launch machines of the first offer of an order, still without keys, that the provider can serve."""
+        keys, creates, offers = await order.reserve(ranks), order.creates, order.batch.offers
+        order = replace(order, keys=keys, timeout_s=max(1.0, min(map(order.lasts_s, offers))))
         try:
             instances = await self.provider.launch(offers, order)
         except REFUSALS:
@@ -558,66 +562,18 @@ class Machines:
         except Exception as error:
             if isinstance(error, TerminationError):
                 await self._take_over(error.instance_ids, creates)
-            self._lose(creates)
+            self.look_for(creates)
             raise
         made = [_machine(creates[each.key], each, self.clock) for each in instances]
         self.all += made
         await asyncio.to_thread(self.ledger.record, instances)
         if len(instances) < len(ranks):
-            self._lose(creates)
+            self.look_for(creates)
             raise SkywardError(
                 f"{self.provider.name} launched {len(instances)} of {len(ranks)} machines without an error; "
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
-
-    def _order(
-        self,
-        creates: dict[str, CreateCall],
-        purchase: Purchase,
-        offers: Sequence[Offer],
-        lasts_s: Callable[[Offer], float],
-        interrupted: Callable[[], bool],
-    ) -> LaunchOrder:
-        """Return the order of machines with these create calls, to which those that repeat them are added."""
-        shortest_s = max(1.0, min(map(lasts_s, offers)))
-
-        def unseen(key: str) -> None:
-            self._lose({key: creates[key]})
-
-        async def renew(key: str, reason: str) -> str:
-            if interrupted():
-                raise UnreachableError(f"{reason}; another is not created, since the pool ends")
-            self._notice(f"{reason}: another is created. If the first one appears after all, it is ended")
-            (other,) = added = await self._reserve([creates[key].rank], purchase, offers)
-            creates.update(added)
-            return other
-
-        def undone(instance: Instance) -> None:
-            _add_ended(self.all, _machine(creates[instance.key], instance, self.clock), self.clock)
-
-        return LaunchOrder(
-            pool_id=self.pool_id,
-            keys=tuple(creates),
-            timeout_s=shortest_s,
-            allowance=lasts_s,
-            one_network=self.request.one_network,
-            avoid=frozenset(self.unfit.hosts),
-            undone=undone,
-            unseen=unseen,
-            renew=renew,
-        )
-
-    async def _reserve(
-        self, ranks: Sequence[int], purchase: Purchase, offers: Sequence[Offer]
-    ) -> dict[str, CreateCall]:
-        """Write an entry for the machine of each rank; return their create calls, by ledger key."""
-        keys = {f"{self.pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
-        await asyncio.to_thread(self.ledger.reserve, keys, purchase)
-        began = self.clock.elapsed()
-        dearest = max(offers, key=lambda offer: offer.price_per_hour or 0.0)
-        usage = replace(Usage.of(dearest, began), ended_at=began + _CERTAIN_S)
-        return {key: CreateCall(rank=rank, began=began, usage=usage) for key, rank in keys.items()}
 
     async def _take_over(self, left: Sequence[str], creates: Mapping[str, CreateCall]) -> None:
         """Take over machines of an order that could not be undone: they count, and end with their rank's others."""
@@ -632,11 +588,66 @@ class Machines:
         except Exception as error:  # the ledger has their keys: they are looked for later
             _logger.warning("%s gives no records of %s: %s", self.provider.name, ", ".join(left), error)
 
-    def _notice(self, message: str) -> None:
+    def count_ended(self, create: CreateCall, instance: Instance) -> None:
+        """Count a machine of a failed order, which is gone again: it has cost money."""
+        machine = _machine(create, instance, self.clock)
+        machine.end(self.clock.elapsed())
+        self.all.append(machine)
+
+    def notice(self, message: str) -> None:
         """Publish a message unless it was published before."""
         if message and message not in self._noted:
             self._noted.add(message)
             self.publish(Notice(message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Order(LaunchOrder):
+    """Order of a batch, whose machines count among those of a fleet from their create calls to their ends.
+
+    Attributes:
+        machines: the fleet's machines.
+        batch: what is bought.
+        later: the batches to be bought after it.
+        coming: the expected usages of all these machines.
+        buyer: the task that buys; once it is cancelled, no create call is repeated.
+        creates: its create calls by key, with those that repeat others.
+    """
+
+    machines: Machines = field(repr=False)
+    batch: Batch
+    later: Sequence[Batch]
+    coming: list[Usage]
+    buyer: asyncio.Task[Any] | None
+    creates: dict[str, CreateCall] = field(default_factory=dict[str, CreateCall])
+
+    async def reserve(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Write a ledger entry for the machine of each rank; return their keys."""
+        machines, offers = self.machines, self.batch.offers
+        keys = {f"{self.pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
+        purchase = _purchase(self.pool_id, machines.provider, offers[0])
+        await asyncio.to_thread(machines.ledger.reserve, keys, purchase)
+        began = machines.clock.elapsed()
+        dearest = max(offers, key=lambda offer: offer.price_per_hour or 0.0)
+        usage = replace(Usage.of(dearest, began), ended_at=began + _CERTAIN_S)
+        self.creates.update({key: CreateCall(rank=rank, began=began, usage=usage) for key, rank in keys.items()})
+        return tuple(keys)
+
+    def lasts_s(self, offer: Offer) -> float:
+        return self.machines.lasts_s(offer, self.batch.nodes, self.later, self.coming)
+
+    def note_undone(self, instance: Instance) -> None:
+        self.machines.count_ended(self.creates[instance.key], instance)
+
+    def note_unseen(self, key: str) -> None:
+        self.machines.look_for({key: self.creates[key]})
+
+    async def renew(self, key: str, reason: str) -> str:
+        if self.buyer is not None and self.buyer.cancelling():
+            raise UnreachableError(f"{reason}; another is not created, since the pool ends")
+        self.machines.notice(f"{reason}: another is created. If the first one appears after all, it is ended")
+        (other,) = await self.reserve([self.creates[key].rank])
+        return other
 
 
 def _machine(create: CreateCall, instance: Instance, clock: Clock) -> Machine:
@@ -680,12 +691,6 @@ def _purchase(pool_id: str, provider: Provider, offer: Offer) -> Purchase:
         minimum_billed_s=offer.minimum_billed_s,
         minimum_charge=offer.minimum_charge,
     )
-
-
-def _add_ended(machines: list[Machine], machine: Machine, clock: Clock) -> None:
-    """Add a machine of a failed order, which is gone again: it has cost money."""
-    machine.end(clock.elapsed())
-    machines.append(machine)
 
 
 def _refused(error: CapacityError, batch: Batch, tried_s: float, *, own: bool) -> CapacityError:

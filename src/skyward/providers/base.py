@@ -5,11 +5,18 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
-from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError
+from skyward.errors import (
+    AuthenticationError,
+    CapacityError,
+    ConfigurationError,
+    QuotaError,
+    RateLimitError,
+    UnreachableError,
+)
 from skyward.machine.access import Access
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
@@ -18,6 +25,8 @@ from skyward.wire.node_config import PreemptionWatch
 
 REFUSALS: Final = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
 """Errors of a launch that leaves no machine; after any other error a machine may exist."""
+NOTHING_MADE: Final = "nothing seems to have been made. Try again later, or see the provider's status page"
+"""End of the error of a launch whose create calls had no clear outcome."""
 
 
 class InstanceState(enum.Enum):
@@ -71,38 +80,43 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """Order of machines for one pool.
+    """Order of machines for one pool. A subclass keeps account of what becomes of it; by itself it has no books.
 
     Attributes:
         pool_id: the pool's id; every machine is tagged with it.
         keys: one ledger key per machine; every machine is tagged with its own.
         timeout_s: hard cap on a machine's life, valid for the dearest of the offers. Armed before first contact where
             the provider supports that.
-        allowance: longest life, in seconds, of machines bought as a given offer; 0 if they would cost too much. None
-            means ``timeout_s`` for every offer.
         avoid: hosts (:attr:`Instance.host`) whose machines have failed: none is to be bought there.
         one_network: True if the machines must reach each other and those that the pool has already.
-        undone: receives each machine that was created for the order and is confirmed gone again, because the order, or
-            a part of it, failed: it has cost money. None where nobody counts.
-        unseen: receives the key of each create call without a clear outcome of which no machine is listed in time. It
-            stays in the ledger, since a machine may still appear. None where there is no ledger.
-        renew: receives such a key and the reason in words, and returns another one, to create the machine under. Raises
-            if the order is not to go on. None where there is no ledger: the launch fails then.
     """
 
     pool_id: str
     keys: tuple[str, ...]
     timeout_s: float
-    allowance: Callable[[Offer], float] | None = field(default=None, compare=False, repr=False)
     avoid: frozenset[str] = frozenset()
     one_network: bool = False
-    undone: Callable[[Instance], None] | None = field(default=None, compare=False, repr=False)
-    unseen: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
-    renew: Callable[[str, str], Awaitable[str]] | None = field(default=None, compare=False, repr=False)
 
-    def lasts_s(self, offer: Offer) -> float:
-        """Return the hard cap on the life of machines bought as ``offer``; 0 if they must not be bought."""
-        return self.timeout_s if self.allowance is None else self.allowance(offer)
+    def lasts_s(self, offer: Offer) -> float:  # noqa: ARG002 - for subclasses
+        """Return the hard cap on the life of machines bought as ``offer``; 0 if they would cost too much."""
+        return self.timeout_s
+
+    def note_undone(self, instance: Instance) -> None:
+        """Note a machine that is gone again, because the order, or a part of it, failed: it has cost money."""
+
+    def note_unseen(self, key: str) -> None:
+        """Note the key of a create call without a clear outcome of which no machine is listed in time.
+
+        It stays in the ledger, since a machine may still appear.
+        """
+
+    async def renew(self, key: str, reason: str) -> str:  # noqa: ARG002 - for subclasses
+        """Return another key than that one, to create the machine under; ``reason`` is in words.
+
+        Raises:
+            UnreachableError: the order is not to go on; without a ledger it never is.
+        """
+        raise UnreachableError(f"{reason}: {NOTHING_MADE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Final, Literal
 
@@ -19,13 +19,42 @@ from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, 
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 
-__all__ = ["FakeProvider", "Fate", "Verb", "running"]
+__all__ = ["FakeProvider", "Fate", "NotedOrder", "Verb", "running"]
 
 Verb = Literal["offers", "launch", "describe", "terminate", "tagged", "create", "find", "destroy"]
 """Verb that a :class:`FakeProvider` can fail at; a launch uses the last three, once for each machine."""
 
 _LISTING_S = 10.0
 _END_CHECKS: Final = {None: (), True: ("true",), False: ("sh", "-c", "echo 'no: status 403'; exit 1")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotedOrder(LaunchOrder):
+    """Launch order that goes on under another key, and notes what becomes of it.
+
+    Attributes:
+        undone: the machines that are gone again.
+        unseen: the keys of create calls without a clear outcome of which no machine is listed.
+        reasons: the reasons for which other keys were asked for; each is the former one with ``"-again"``.
+    """
+
+    undone: list[Instance] = field(default_factory=list[Instance])
+    unseen: list[str] = field(default_factory=list[str])
+    reasons: list[str] = field(default_factory=list[str])
+
+    def note_undone(self, instance: Instance) -> None:
+        """See :meth:`LaunchOrder.note_undone`."""
+        self.undone.append(instance)
+
+    def note_unseen(self, key: str) -> None:
+        """See :meth:`LaunchOrder.note_unseen`."""
+        self.unseen.append(key)
+
+    async def renew(self, key: str, reason: str) -> str:
+        """See :meth:`LaunchOrder.renew`."""
+        assert self.unseen[-1:] == [key], "a key is renewed once no machine of it is listed"
+        self.reasons.append(reason)
+        return f"{key}-again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

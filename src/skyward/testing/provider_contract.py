@@ -12,6 +12,7 @@ from skyward.errors import CapacityError
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.request.request import parse_request
+from skyward.testing.provider import NotedOrder
 
 __all__ = ["Promise", "ProviderContract"]
 
@@ -188,17 +189,13 @@ class ProviderContract:
         machine of the first is not listed in time. That key is reported, since its machine may appear still later.
         """
         assert provider.supports("tagged"), "a provider that rents machines can list them"
-        unseen, renewed = list[str](), dict[str, str]()
-
-        async def renew(key: str, reason: str) -> str:
-            assert unseen == [key]
-            assert provider.name.lower() in reason.lower()
-            return renewed.setdefault(key, f"{key}-again")
-
+        order = NotedOrder(pool_id="contract", keys=("key-0", "key-1"), timeout_s=60.0)
         self.fail_create(provider)
-        launched = {each.id: each.key for each in await self._launch(provider, unseen=unseen.append, renew=renew)}
-        assert sorted(launched.values()) == sorted(renewed.get(key, key) for key in ("key-0", "key-1"))
-        assert unseen == [*renewed]
+        offers = await provider.offers(parse_request(**self.request))
+        launched = {each.id: each.key for each in await provider.launch(offers, order)}
+        assert sorted(launched.values()) == sorted(f"{key}{'-again' * (key in order.unseen)}" for key in order.keys)
+        assert len(order.unseen) == len(order.reasons) <= 1
+        assert all(provider.name.lower() in reason.lower() for reason in order.reasons)
         assert await _listed(provider) == launched
         await provider.terminate([*launched])
 

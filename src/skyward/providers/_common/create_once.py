@@ -12,7 +12,7 @@ from typing import Final, Literal
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, NotYet, to_its_end, wait_until
 from skyward.errors import CapacityError, QuotaError, SkywardError, TerminationError, UnreachableError
 from skyward.providers._common.refusals import is_unsent
-from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
+from skyward.providers.base import NOTHING_MADE, REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 
 _AT_ONCE: Final = 8
 _LOOK_S: Final = 1.0
@@ -181,10 +181,8 @@ class _Order:
                 f"{self.provider} gave no clear answer to a create call ({error!s:.300}), and lists no machine of it "
                 f"{self.listing_s:g} s later"
             )
-            if self.order.renew is None or calls == _CREATES:
-                raise UnreachableError(
-                    f"{unclear}: nothing seems to have been made. Try again later, or see the provider's status page"
-                ) from error
+            if calls == _CREATES:
+                raise UnreachableError(f"{unclear}: {NOTHING_MADE}") from error
             self.keys[slot] = await self.order.renew(key, unclear)
 
     async def _send_in_turn(self, key: str, offer: Offer) -> Exception | None:
@@ -251,8 +249,7 @@ class _Order:
         if found is not False:
             return found
         del self._unsure[key]
-        if self.order.unseen is not None:
-            self.order.unseen(key)
+        self.order.note_unseen(key)
         return None
 
     async def _settle(self, key: str) -> None:
@@ -286,8 +283,7 @@ class _Order:
         except UnreachableError as error:
             return str(error)
         self.made.pop(machine.key, None)
-        if self.order.undone is not None:
-            self.order.undone(replace(machine, state=InstanceState.GONE))
+        self.order.note_undone(replace(machine, state=InstanceState.GONE))
         return ""
 
     def _none_left(self) -> SkywardError:

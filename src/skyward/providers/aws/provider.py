@@ -434,9 +434,8 @@ class _Launch:
 
     def _report_undone(self) -> None:
         """Report the machines made so far, which are gone again, to the order's owner."""
-        if self.order.undone is not None:
-            for each in self._made.values():
-                self.order.undone(replace(each, state=InstanceState.GONE))
+        for each in self._made.values():
+            self.order.note_undone(replace(each, state=InstanceState.GONE))
 
     async def _by_type(self, order: MachineOrder, candidate: Candidate) -> bool:
         """Launch the machine as ``candidate``; return False if that is refused."""

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -27,6 +26,7 @@ from skyward.providers.aws.provider import AWS
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.request import parse_request
 from skyward.testing.aws import AwsFault, Capacity, LocalEC2, Looks, use_ec2
+from skyward.testing.provider import NotedOrder
 
 T = TypeVar("T")
 G4DN = {"accelerator": "T4"}
@@ -442,13 +442,13 @@ def test_the_next_kind_is_taken_for_want_of_capacity_only(ec2: LocalEC2) -> None
 
 
 def test_machines_of_an_order_that_cannot_be_filled_are_reported_as_ended(ec2: LocalEC2) -> None:
-    undone: list[Instance] = []
+    order = NotedOrder(pool_id=ORDER.pool_id, keys=ORDER.keys, timeout_s=ORDER.timeout_s)
     ec2.market.limits.append(Capacity(count=2))
     with pytest.raises(CapacityError):
-        use(ec2, lambda provider: launch(provider, replace(ORDER, undone=undone.append)))
+        use(ec2, lambda provider: launch(provider, order))
 
-    assert {each.id for each in undone} == {each["InstanceId"] for each in ec2.instances()} != set()
-    assert {each.state for each in undone} == {InstanceState.GONE}
+    assert {each.id for each in order.undone} == {each["InstanceId"] for each in ec2.instances()} != set()
+    assert {each.state for each in order.undone} == {InstanceState.GONE}
     assert not ec2.left()
 
 

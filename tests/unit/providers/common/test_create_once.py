@@ -17,6 +17,7 @@ from skyward.providers._common.create_once import MachineCalls, create_once, sum
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
+from skyward.testing.provider import NotedOrder
 from support.clock import FakeClock
 from support.simulation import SimulatedClock, simulate
 
@@ -224,10 +225,11 @@ async def test_no_more_than_eight_creates_are_under_way_at_once() -> None:
 
 
 async def test_what_max_cost_rules_out_is_not_sent() -> None:
-    order = LaunchOrder(
-        pool_id="pool", keys=ORDER.keys, timeout_s=600.0, allowance=lambda offer: 0.0 if offer == CHEAP else 60.0
-    )
-    vendor = Vendor({})
+    class Limited(LaunchOrder):
+        def lasts_s(self, offer: Offer) -> float:
+            return 0.0 if offer == CHEAP else 60.0
+
+    vendor, order = Vendor({}), Limited(pool_id="pool", keys=ORDER.keys, timeout_s=600.0)
     outcome = await launch(vendor, order=order)
 
     assert [each.offer for each in outcome.machines] == [DEAR] * 3
@@ -302,28 +304,15 @@ def test_a_call_that_hangs_keeps_nobody_for_ever(verb: str) -> None:
     assert outcome.error.instance_ids == (("m0", "m1") if verb == "destroy" else ())
 
 
-@dataclass
-class Renewals:
-    """Keys handed out in place of others, as a ledger does it."""
-
-    vendor: Vendor
-    reasons: list[str]
-
-    async def renew(self, key: str, reason: str) -> str:
-        self.reasons.append(reason)
-        assert key not in self.vendor.alive.values()
-        return f"{key}+"
-
-
 @pytest.mark.parametrize(
     ("troubles", "unlisted_looks", "keys", "error"),
     [
-        pytest.param(["unsent"], 0, ["k0+"], None, id="a 500 without effect"),
+        pytest.param(["unsent"], 0, ["k0-again"], None, id="a 500 without effect"),
         pytest.param(["unanswered"], 0, ["k0"], None, id="a 500 with effect"),
         pytest.param(["unanswered"], 5, ["k0"], None, id="a 500 with effect, listed late"),
-        pytest.param(["unsent", "unsent"], 0, ["k0++"], None, id="two 500 without effect"),
-        pytest.param(["unsent", "unanswered"], 0, ["k0+"], None, id="one without effect, one with it"),
-        pytest.param(["unsent", "sold out"], 0, ["k0+"], None, id="then sold out, and the next offer"),
+        pytest.param(["unsent", "unsent"], 0, ["k0-again-again"], None, id="two 500 without effect"),
+        pytest.param(["unsent", "unanswered"], 0, ["k0-again"], None, id="one without effect, one with it"),
+        pytest.param(["unsent", "sold out"], 0, ["k0-again"], None, id="then sold out, and the next offer"),
         pytest.param(["unsent", "forbidden"], 0, [], AuthenticationError, id="then forbidden"),
         pytest.param(["unsent"] * 3, 0, [], UnreachableError, id="three 500 without effect"),
     ],
@@ -338,8 +327,7 @@ async def test_a_create_without_a_clear_outcome_is_repeated_under_another_key_on
 
     coming, clock = list(troubles), FakeClock()
     vendor = Scripted({}, unlisted_looks=unlisted_looks)
-    renewals, unseen = Renewals(vendor, []), list[str]()
-    order = LaunchOrder(pool_id="pool", keys=("k0",), timeout_s=600.0, unseen=unseen.append, renew=renewals.renew)
+    order = NotedOrder(pool_id="pool", keys=("k0",), timeout_s=600.0)
     calls = MachineCalls(create=vendor.create, find=vendor.find, destroy=vendor.destroy)
 
     async def work() -> Sequence[Instance]:
@@ -354,9 +342,9 @@ async def test_a_create_without_a_clear_outcome_is_repeated_under_another_key_on
     assert list(vendor.alive.values()) == keys
     assert max(Counter(vendor.sent).values()) == 1
     lost = troubles.count("unsent")
-    assert unseen == ["k0", "k0+", "k0++"][:lost]
+    assert order.unseen == ["k0", "k0-again", "k0-again-again"][:lost]
     assert lost * 60.0 <= clock.monotonic() < lost * 60.0 + 60.0
-    assert all("reset" in reason and "lists no machine of it 60 s later" in reason for reason in renewals.reasons)
+    assert all("reset" in reason and "lists no machine of it 60 s later" in reason for reason in order.reasons)
 
 
 async def test_a_cancelled_search_goes_on_until_the_machine_is_listed_and_ends_it() -> None:
@@ -402,7 +390,7 @@ def test_a_summary_names_types_markets_and_places_once() -> None:
 @pytest.mark.parametrize(("hosts", "bought"), [("bad bad good", 3), ("bad bad bad good", 4)])
 async def test_machines_on_avoided_hosts_are_ended_before_the_next_one_is_created(hosts: str, bought: int) -> None:
     """After three of them on one offer, the next offer follows; each has cost money."""
-    coming, alive, undone, sent = iter(hosts.split()), set[str](), list[Instance](), list[Offer]()
+    coming, alive, sent = iter(hosts.split()), set[str](), list[Offer]()
 
     async def create(offer: Offer, key: str) -> Instance:
         assert not alive
@@ -416,12 +404,12 @@ async def test_machines_on_avoided_hosts_are_ended_before_the_next_one_is_create
     async def destroy(instance_id: str) -> None:
         alive.discard(instance_id)
 
-    order = LaunchOrder(pool_id="p", keys=("k0",), timeout_s=60.0, avoid=frozenset({"bad"}), undone=undone.append)
+    order = NotedOrder(pool_id="p", keys=("k0",), timeout_s=60.0, avoid=frozenset({"bad"}))
     calls = MachineCalls(create=create, find=find, destroy=destroy)
     (made,) = await create_once("vendor", calls, (CHEAP, DEAR), order, clock=FakeClock())
     assert (made.host, alive, len(sent)) == ("good", {made.id}, bought)
     assert sent == ([CHEAP] * 3 + [DEAR])[:bought]
-    assert [each.id for each in undone] == [f"m{number}" for number in range(1, bought)]
+    assert [each.id for each in order.undone] == [f"m{number}" for number in range(1, bought)]
 
 
 async def test_a_create_that_was_never_sent_is_not_searched_for() -> None:

@@ -334,10 +334,11 @@ async def test_an_ask_that_is_dearer_than_the_pools_limit_is_not_rented(vast: Va
         offers = of_market(await offered(provider, machine=GPU), spot=False)
         vast.rent_away([200])
 
-        def allowance(offer: Offer) -> float:
-            return 600.0 if (offer.price_per_hour or 0.0) < 0.308 else 0.0
+        class Limited(LaunchOrder):
+            def lasts_s(self, offer: Offer) -> float:
+                return 600.0 if (offer.price_per_hour or 0.0) < 0.308 else 0.0
 
-        order = LaunchOrder(pool_id=POOL, keys=("a",), timeout_s=600.0, allowance=allowance)
+        order = Limited(pool_id=POOL, keys=("a",), timeout_s=600.0)
         with pytest.raises(CapacityError, match="more than is allowed"):
             await provider.launch(offers, order)
     assert vast.service.count(RENT) == 1
