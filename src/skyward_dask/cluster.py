@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
@@ -29,6 +30,7 @@ from skyward.request.accelerators import Accelerator
 from skyward.request.checks import option_names, refuse_unknown
 from skyward.request.request import SpotLike
 from skyward.request.volume import Volume
+from skyward.shipping.project_modules import loaded_by_the_user
 from skyward.submission import ElasticFleet, FleetStatus, SchedulerInfo
 from skyward_dask.clients import NO_DIRECT_ACCESS, scheduler_of, without_token
 from skyward_dask.dask_parts import Adaptive, Cluster, check_parts
@@ -298,6 +300,8 @@ class SkywardCluster(Cluster):
 
     def _start_here(self) -> None:
         """Open the pool in this thread, then connect on a separate event loop."""
+        # The first task would wait for it. While the nodes start, this process has little to do.
+        threading.Thread(target=loaded_by_the_user, daemon=True).start()
         try:
             if self._own_pool is not None:
                 self._own_pool.open()

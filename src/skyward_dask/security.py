@@ -38,7 +38,7 @@ class PoolSecurity(Security):
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
         """Return the arguments that open a connection of ``role``."""
-        _mend_streams()  # since each process with Dask's connections calls this
+        _mend_streams()
         # `distributed` would write the private key to a temporary file here, which a killed process leaves behind.
         return {
             "ssl_context": client_context(self._identity(role)),
@@ -48,6 +48,7 @@ class PoolSecurity(Security):
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
         """Return the arguments that open a port of ``role``."""
+        _mend_streams()
         return {"ssl_context": server_context(self._identity(role)), "require_encryption": self.require_encryption}
 
     def _identity(self, role: str) -> TlsIdentity:
@@ -57,19 +58,26 @@ class PoolSecurity(Security):
 
 @cache
 def _mend_streams() -> None:
-    """Keep the failure of one of tornado's TLS connections, on which Dask's are built, from other code.
+    """Keep the failure of one of tornado's TLS connections, on which Dask's are built, from other code; open them fast.
 
     OpenSSL's queue of errors is emptied whenever such a connection closes. A peer that resets its connection before TLS
     begins, as a killed scheduler's does, counts as a closed connection. tornado raises ValueError for it
     (https://github.com/tornadoweb/tornado/issues/2546), and Dask dials again after an OSError only.
+
+    Without ``ssl_options`` tornado reads the machine's certificates, for 30 ms in each process, although the socket has
+    a context already.
     """
     plain, encrypted = cast("Any", IOStream), cast("Any", SSLIOStream)
-    start, close = plain.start_tls, encrypted.close_fd
+    start, make, close = plain.start_tls, encrypted.__init__, encrypted.close_fd
 
     def start_tls(self: Any, *args: Any, **options: Any) -> Any:
         if self.closed():
             raise StreamClosedError(self.error)
         return start(self, *args, **options)
+
+    def make_stream(self: Any, socket: Any, *args: Any, **options: Any) -> None:
+        known = {"ssl_options": socket.context} if isinstance(socket, ssl.SSLSocket) else {}
+        make(self, socket, *args, **(known | options))
 
     def close_fd(self: Any) -> None:
         try:
@@ -77,4 +85,4 @@ def _mend_streams() -> None:
         finally:
             forget_tls_errors()
 
-    plain.start_tls, encrypted.close_fd = start_tls, close_fd
+    plain.start_tls, encrypted.__init__, encrypted.close_fd = start_tls, make_stream, close_fd

@@ -33,7 +33,7 @@ class _DaskService:
             return True if {worker["name"] for worker in known["workers"].values()}.issuperset(workers) else None
 
         async with _rpc_to(access) as scheduler:
-            await wait_until(probe, deadline_s=math.inf, interval_s=0.05, what="Dask's workers")
+            await wait_until(probe, deadline_s=math.inf, interval_s=0.01, what="Dask's workers")
 
     async def drain(self, access: ServiceAccess, workers: Sequence[str], *, comes_back: bool) -> None:
         """See :class:`~skyward.submission.NodeService`."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
@@ -46,10 +46,9 @@ from skyward.providers.base import Provider, checked_provider
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import checked_patterns
 from skyward.request.front_ends import FRONT_ENDS, load_front_end
-from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
+from skyward.request.request import PoolRequest, SpotLike, checked_nodes, checked_ranks, parse_request
 from skyward.request.volume import Volume
 from skyward.scheduling.calls import CallBatch, RemoteFuture
-from skyward.scheduling.running_pool import PoolParts, RunningPool
 from skyward.submission import (
     ArgumentMemo,
     CallFuture,
@@ -59,6 +58,9 @@ from skyward.submission import (
     SchedulerInfo,
     ServiceAccess,
 )
+
+if TYPE_CHECKING:
+    from skyward.scheduling.running_pool import PoolParts, RunningPool
 
 __all__ = ["ComputePool", "current_pool"]
 
@@ -298,6 +300,10 @@ class ComputePool(CallsByFunction):
         hold(_close_all_now)
         stack.callback(release)
         stack.enter_context(raised_descriptor_limit())
+        if self._provider.this_machine:
+            _start_template(self._request)
+        from skyward.scheduling.running_pool import PoolParts
+
         loop = acquire_loop()
         stack.callback(loop.release)
         bus = self._bus = EventBus()
@@ -322,6 +328,8 @@ class ComputePool(CallsByFunction):
             names=self._names,
             report=lambda text: base.bus.publish(Notice(text)),
         )
+        from skyward.scheduling.running_pool import RunningPool
+
         running = RunningPool(base, self._provider, request)
         stack.callback(running.close)
         if base.folder is not None:
@@ -608,6 +616,16 @@ at_exit(_close_all)
 # A write for each line doubles its cost (7 µs). A killed process loses the lines of this time, except those of calls
 # whose results it has.
 _WRITE_EVERY_S: Final = 0.05
+
+
+def _start_template(request: PoolRequest) -> None:
+    """Start what the nodes of a pool on this machine are forked from.
+
+    Its imports take longer than all else of an opening, and another core: so the imports of an open pool come after it.
+    """
+    from skyward.fleet.supervisor_start import start_template_ahead
+
+    start_template_ahead(request)
 
 
 def _keep_output(pool_id: str, bus: EventBus, loop: asyncio.AbstractEventLoop, closing: ExitStack) -> Path | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from skyward.providers.base import Provider
 from skyward.request.volume import GrantedVolume, Volume, VolumeAccess
+
+if TYPE_CHECKING:  # nodes mount storage, and know no providers
+    from skyward.providers.base import Provider
 
 _STORES: Mapping[str, str] = {"S3Volume": "skyward.providers.aws.s3"}
 """Module that implements each kind of volume, by the name of its class."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Future
@@ -34,7 +33,6 @@ from skyward.events.bus import EventBus
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.fleet.fleet import Fleet
 from skyward.fleet.node import LinkDown, LinkUp, Node, open_node
-from skyward.fleet.supervisor_start import start_template_ahead
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import OpeningSweep
 from skyward.market.budget import Budget
@@ -186,8 +184,6 @@ class RunningPool:
     async def open(self) -> None:
         """Provision and connect. If that fails or is interrupted, terminate everything before raising. On the loop."""
         self._opening = asyncio.current_task()
-        if self._provider.this_machine:  # its imports take a third of the opening, on another core
-            threading.Thread(target=start_template_ahead, args=(self._request,), daemon=True).start()
         try:
             spending = await self._prepare()
             spending.watch()

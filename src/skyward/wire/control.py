@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any, TypeAlias, get_args
 
 from skyward.events import GpuMetrics, Metrics, Progress
@@ -213,7 +212,7 @@ class NodeMetrics:
             memory_percent=self.memory_percent,
             memory_used_mb=self.memory_used_mb,
             memory_total_mb=self.memory_total_mb,
-            gpu_utilization=fmean(utilizations) if utilizations else None,
+            gpu_utilization=sum(utilizations) / len(utilizations) if utilizations else None,
             gpu_memory_used_mb=sum(gpu.memory_used_mb for gpu in self.gpus) if self.gpus else None,
             gpu_memory_total_mb=sum(gpu.memory_total_mb for gpu in self.gpus) if self.gpus else None,
             gpu_temperature=max((gpu.temperature for gpu in self.gpus if gpu.temperature is not None), default=None),

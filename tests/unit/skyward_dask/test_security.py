@@ -51,6 +51,19 @@ async def test_dask_listens_and_dials_from_memory(*, sent: bool) -> None:
         await server.close()
 
 
+async def test_connections_do_not_read_the_certificates_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    security = PoolSecurity(issue())
+    monkeypatch.setattr(ssl, "create_default_context", None)
+    monkeypatch.setattr("tornado.iostream._client_ssl_defaults", None)
+    server = Server({"ping": lambda: "pong"}, connection_args=security.get_connection_args("worker"))
+    await server.listen("tls://127.0.0.1:0", **security.get_listen_args("scheduler"))
+    try:
+        async with rpc(server.address, connection_args=security.get_connection_args("client")) as remote:
+            assert await remote.ping() == "pong"
+    finally:
+        await server.close()
+
+
 async def test_dask_refuses_another_pools_key() -> None:
     pool, other = PoolSecurity(issue()), PoolSecurity(issue())
     server = Server({"ping": lambda: "pong"}, connection_args=pool.get_connection_args("worker"))
