@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import platformdirs
@@ -182,8 +182,7 @@ def _spec(slug: str, vcpus: int, memory_mib: float, gpus: _DropletGpuPayload | N
     _, _, name = gpus.model.partition("_")
     # The API's ``vram`` is the sum of all GPUs of a droplet.
     sold = sold_as(_NAMES.get(name, name) or gpus.model, reported_gib=gpus.vram.amount / gpus.count)
-    held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
-    return replace(spec, accelerator_count=gpus.count, **held)
+    return sold.built_into(spec, gpus.count)
 
 
 def image_of(spec: InstanceSpec) -> str:
@@ -232,23 +231,6 @@ REFUSED: Final = RefusalTable(
     },
 )
 """Refusals. The API's codes repeat the HTTP status, so the words of a message have to do."""
-
-
-def open_api(region: str, token: str | None, endpoint_url: str | None, *, patience_s: float) -> RestClient:
-    """Return a client of the API; the token is looked up at each call, so that a newer one counts."""
-
-    def explain(found: Refusal, call: str) -> SkywardError:
-        return REFUSED.explain(found, f"digitalocean {region}: {call}", scope=_scope(call))
-
-    return RestClient(
-        vendor="digitalocean",
-        base_url=endpoint_url or API_URL,
-        authorize=bearer(lambda: token or find_token()),
-        judge=_judge,
-        explain=explain,
-        reset_header="ratelimit-reset",
-        patience_s=patience_s,
-    )
 
 
 async def read_sizes(rest: RestClient) -> Sequence[DropletSize]:
@@ -348,12 +330,25 @@ class Droplets(MachineApi):
     """Calls of the API that concern droplets and what belongs to them.
 
     Args:
-        rest: the API.
+        url: URL of the API.
+        token: the account's token; None is looked up at each call, so that a newer one counts.
         region: region of the droplets.
+        patience_s: time for which throttled and interrupted calls are repeated.
+
+    Attributes:
+        rest: the API.
     """
 
-    def __init__(self, rest: RestClient, region: str) -> None:
-        self.rest = rest
+    def __init__(self, url: str, token: str | None, region: str, *, patience_s: float) -> None:
+        self.rest = RestClient(
+            vendor="digitalocean",
+            base_url=url,
+            authorize=bearer(lambda: token or find_token()),
+            judge=_judge,
+            explain=lambda found, call: REFUSED.explain(found, f"digitalocean {region}: {call}", scope=_scope(call)),
+            reset_header="ratelimit-reset",
+            patience_s=patience_s,
+        )
         self._region = region
 
     async def ensure_key(self, public: str) -> None:
@@ -537,8 +532,8 @@ class DigitalOcean(RentedMachines[Droplets]):
         check_settings(self, token=secret, reaper_token=secret, endpoint_url=web_address)
         if not _REGION.fullmatch(text("region", self.region)):
             raise refusal("region", "a region's slug such as 'nyc1'", self.region)
-        rest = open_api(self.region, self.token, self.endpoint_url, patience_s=self.patience_s)
-        self.use_api(Droplets(rest, self.region))
+        url = self.endpoint_url or API_URL
+        self.use_api(Droplets(url, self.token, self.region, patience_s=self.patience_s))
 
     @property
     def name(self) -> str:

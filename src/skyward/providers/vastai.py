@@ -336,8 +336,7 @@ class _SharePayload(VendorPayload):
             return spec
         gpu = (self.gpu_name or "").replace("_", " ")
         sold = sold_as(gpu, model_name(gpu), reported_gib=(self.gpu_ram or 0.0) / 1024)
-        held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
-        return replace(spec, name=f"{count}x {gpu}", accelerator_count=count, **held)
+        return sold.built_into(replace(spec, name=f"{count}x {gpu}"), count)
 
     @property
     def region(self) -> str:

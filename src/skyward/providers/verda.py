@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
@@ -256,8 +256,7 @@ def _parse_type(row: _TypePayload) -> MachineType:
         name = re.sub(r"^\d+x\s+|\s+\d+\s*GB$", "", row.gpu.description)
         reported_gib = row.gpu_memory.size_in_gigabytes / count
         sold = sold_as(re.sub(r"SXM\d", "SXM", name), name, model_name(name), reported_gib=reported_gib)
-        held = {"accelerator": sold.name, "accelerator_memory_gib": sold.memory_gib}
-        spec = replace(spec, accelerator_count=count, **held)
+        spec = sold.built_into(spec, count)
     return MachineType(spec=spec, spot=spec.price_spot is not None, whole=row.image is not None)
 
 

@@ -75,6 +75,11 @@ class SoldAs:
     name: str
     memory_gib: float
 
+    def built_into(self, spec: InstanceSpec, count: int) -> InstanceSpec:
+        """Return a machine with so many of these."""
+        held = {"accelerator": self.name, "accelerator_memory_gib": self.memory_gib}
+        return replace(spec, accelerator_count=count, **held)
+
 
 def sold_as(*names: str, reported_gib: float) -> SoldAs:
     """Return the accelerator of one of these names; the first name that the catalogue has counts.

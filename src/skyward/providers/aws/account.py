@@ -10,7 +10,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
@@ -124,8 +124,7 @@ def _with_accelerators(spec: InstanceSpec, row: Mapping[str, Any]) -> tuple[Inst
     sold = sold_as(_NAMES.get(name, name), f"{device.get('Manufacturer', '')} {name}", reported_gib=reported_gib)
     count = int(device.get("Count", 1))
     number = count or int(device.get("LogicalGpuCount", 1))
-    sized = replace(spec, accelerator=sold.name, accelerator_count=number, accelerator_memory_gib=sold.memory_gib)
-    return sized, count > 0
+    return sold.built_into(spec, number), count > 0
 
 
 _DEEP_LEARNING: Final = "/aws/service/deeplearning/ami/{0}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
