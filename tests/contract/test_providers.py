@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -20,16 +20,14 @@ from skyward.providers.base import Instance, Provider
 from skyward.providers.local import Local
 from skyward.providers.registry import BUILT_IN
 from skyward.providers.ssh import SSH
-from skyward.providers.verda import Verda
 from skyward.testing.aws import AwsFault, LocalEC2, Looks, use_ec2
 from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
 from skyward.testing.provider import FakeProvider, Fate
 from skyward.testing.provider_contract import Promise, ProviderContract
 from support.clock import FakeClock
 from support.clouds.aws_clients import remember_classes
-from support.clouds.rest_service import FAULTS, RestFault
+from support.clouds.rest_service import FAULTS
 from support.clouds.vendors import PROMPT, Vendor, opened, vendor_named
-from support.clouds.verda_api import VerdaApi
 
 LIFE_MINUTES = 3
 """Of the shutdown timers of machines: their time-to-live of one minute, and two for the node to end by itself."""
@@ -237,63 +235,6 @@ class TestAWS(ProviderContract):
         await wait_until(over, deadline_s=30, interval_s=0.05, what="the timers of the machines")
 
 
-class TestVerda(ProviderContract):
-    """Machines that go off and bill on without their client."""
-
-    request: ClassVar[dict[str, Any]] = {"nodes": 2, "machine": "CPU.4V.16G"}
-    polls = POLLS
-    settings: ClassVar[Mapping[str, Any]] = {}
-    over: ClassVar[Collection[str]] = ("offline",)
-    does_not_apply: Mapping[Promise, str] = {
-        "avoid": "Verda does not tell which physical machine an instance is on, nor lets one choose",
-    }
-
-    @pytest.fixture(autouse=True)
-    def account(
-        self, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
-    ) -> Iterator[None]:
-        machines = request.function.__name__ == "test_a_machine_that_claims_to_end_itself_does"
-        if machines:
-            require_sshd()
-        looks = Looks(pending=1, ending=0 if machines else 1)
-        with VerdaApi(tmp_path / "machines" if machines else None, looks=looks) as verda:
-            verda.use(monkeypatch, Verda, listing_s=0.5, look_s=0.05, unlisted_s=0.5)
-            self._verda = verda
-            yield
-
-    def make_provider(self) -> Provider:
-        return Verda(endpoint_url=self._verda.endpoint_url, **self.settings)
-
-    def lose_answer(self, provider: Provider) -> None:
-        self._verda.service.fail(RestFault(after=True), route="POST /instances")
-
-    def fail_create(self, provider: Provider) -> None:
-        self._verda.service.fail(FAULTS["failed before"], route="POST /instances")
-
-    def vendor_calls(self, provider: Provider) -> int:
-        return len(self._verda.service.calls)
-
-    async def reaches(self, provider: Provider, one: Instance, other: Instance) -> bool:
-        """No packet flows between records: the vendor has no private network, and nodes listen on loopback."""
-        return False
-
-    async def outlive_client(self, provider: Provider, instances: Sequence[Instance]) -> None:
-        self._verda.room.elapse()
-
-        async def over() -> bool | None:
-            return {each.status for each in self._verda.machines.values()} <= {*self.over} or None
-
-        await wait_until(over, deadline_s=60.0, interval_s=0.05, what="the timers of the machines")
-
-
-class TestVerdaSelfDestruct(TestVerda):
-    """Machines that delete themselves without their client."""
-
-    same_calls = True  # as TestVerda makes
-    settings: ClassVar[Mapping[str, Any]] = {"self_destruct": True}
-    over: ClassVar[Collection[str]] = ("deleting",)
-
-
 class CloudContract(ProviderContract):
     """A cloud with a fake; machines are records, except where a test lets them end."""
 
@@ -350,6 +291,22 @@ class CloudContract(ProviderContract):
             return all(each.off or each.ended for each in machines) or None
 
         await wait_until(over, deadline_s=60, interval_s=0.05, what="the machines to end or to power off")
+
+
+class TestVerda(CloudContract):
+    """Machines that go off and bill on without their client."""
+
+    vendor = vendor_named("verda")
+    does_not_apply: Mapping[Promise, str] = {
+        "avoid": "Verda does not tell which physical machine an instance is on, nor lets one choose",
+    }
+
+
+class TestVerdaSelfDestruct(TestVerda):
+    """Machines that delete themselves without their client."""
+
+    same_calls = True  # as TestVerda makes
+    ending_themselves = True
 
 
 class TestDigitalOcean(CloudContract):

@@ -33,7 +33,7 @@ _STRIKES: Final = 3
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Ending:
+class MachineEnding:
     """End of machines. For one use.
 
     A machine that is not listed may be gone, or too new for the list. The answer to the request for its end decides; a
@@ -491,7 +491,7 @@ class RentedMachines(Provider, Generic[A]):
             found = await self._look(left)
             return {each: found[each].state for each in left if each in found}
 
-        ending = Ending(
+        ending = MachineEnding(
             left=[*instance_ids],
             look=look,
             ask=self.api.request_ends,

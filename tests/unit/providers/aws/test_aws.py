@@ -302,16 +302,6 @@ def test_the_group_of_a_pool_lets_in_the_client_and_the_pool_only(ec2: LocalEC2)
     assert {name for each in described(ec2) for name in groups_of(each)} == {"skyward-pool"}
 
 
-def test_machines_of_a_pool_are_on_one_network_which_is_their_group(ec2: LocalEC2) -> None:
-    async def networks(provider: AWS) -> set[str]:
-        launched = await launch(provider)
-        return {each.network for each in await provider.describe([each.id for each in launched])}
-
-    (network,) = use(ec2, networks)
-
-    assert network in {each["GroupId"] for each in ec2.client("ec2").describe_security_groups()["SecurityGroups"]}
-
-
 def admitted(ec2: LocalEC2) -> list[str]:
     (group,) = [
         each
@@ -490,13 +480,6 @@ def test_a_quota_that_shows_at_the_launch_is_named(ec2: LocalEC2) -> None:
     assert not ec2.left()
 
 
-def test_a_create_that_was_cut_off_is_repeated_and_happens_once(ec2: LocalEC2) -> None:
-    ec2.fail(AwsFault(dropped="after"), action="RunInstances")
-
-    assert len(use(ec2, launch)) == 3
-    assert len(described(ec2)) == 3
-
-
 def test_a_machine_of_an_order_that_nobody_heard_of_is_found_and_ended(ec2: LocalEC2) -> None:
     ec2.fail(AwsFault(dropped="after"), action="RunInstances", times=100)
 
@@ -643,15 +626,6 @@ def test_the_group_stays_until_the_pools_last_machine_ends(ec2: LocalEC2) -> Non
     assert not ec2.left()
 
 
-def test_an_id_that_never_was_hinders_no_other(ec2: LocalEC2) -> None:
-    async def scenario(provider: AWS) -> None:
-        ids = [each.id for each in await launch(provider)]
-        await provider.terminate(["i-00000000000000000", "never-was", *ids])
-
-    use(ec2, scenario)
-    assert not ec2.left()
-
-
 def test_machines_that_may_not_be_ended_are_named(ec2: LocalEC2) -> None:
     async def scenario(provider: AWS) -> None:
         ids = [each.id for each in await launch(provider)]
@@ -661,19 +635,6 @@ def test_machines_that_may_not_be_ended_are_named(ec2: LocalEC2) -> None:
         assert sorted(told.value.instance_ids) == sorted(ids)
         ec2.heal()
         await provider.terminate(ids)
-
-    use(ec2, scenario)
-    assert not ec2.left()
-
-
-def test_another_process_finds_what_was_launched_and_ends_it_with_what_came_with_it(ec2: LocalEC2) -> None:
-    launched = use(ec2, launch)
-
-    async def scenario(provider: AWS) -> None:
-        found = await provider.tagged()
-        assert {(each.id, each.key) for each in found} == {(each.id, each.key) for each in launched}
-        await provider.terminate([each.id for each in found])
-        assert await provider.tagged() == []
 
     use(ec2, scenario)
     assert not ec2.left()

@@ -8,7 +8,7 @@ import pytest
 
 from skyward.errors import AuthenticationError, SkywardError, TerminationError, UnreachableError
 from skyward.providers._common.refusals import RefusalTable
-from skyward.providers._common.rented_machines import Ending
+from skyward.providers._common.rented_machines import MachineEnding
 from skyward.providers.base import InstanceState
 from support.clock import FakeClock
 
@@ -44,7 +44,7 @@ class Vendor:
         return dict.fromkeys(self.unknown.intersection(ids), MISSING)
 
     async def end(self, *ids: str, deadline_s: float = 300.0, lists_gone: bool = False) -> None:
-        ending = Ending(
+        ending = MachineEnding(
             left=[*ids],
             look=self.look,
             ask=self.ask,
