@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +53,10 @@ def provider_of(hosts: Sequence[SshHost], tmp_path: Path, **options: Any) -> SSH
 
 
 @pytest.fixture
-def provider(hosts: list[SshHost], tmp_path: Path) -> SSH:
-    return provider_of(hosts, tmp_path)
+async def provider(hosts: list[SshHost], tmp_path: Path) -> AsyncIterator[SSH]:
+    provider = provider_of(hosts, tmp_path)
+    yield provider
+    await provider.close()
 
 
 def order(*keys: str, pool_id: str = "pool") -> LaunchOrder:
@@ -114,13 +114,6 @@ def test_hosts_are_read_as_they_are_written_elsewhere(host: str) -> None:
     assert target.host in host
 
 
-def test_settings_make_the_same_provider_again(tmp_path: Path) -> None:
-    (tmp_path / "key").touch()
-    provider = SSH(hosts=["gpu1:2222"], user="me", key_path=str(tmp_path / "key"))
-
-    assert SSH(**json.loads(json.dumps(asdict(provider)))) == provider
-
-
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -132,11 +125,8 @@ def test_settings_make_the_same_provider_again(tmp_path: Path) -> None:
     ],
 )
 async def test_what_the_hosts_do_not_have_is_refused(provider: SSH, asked: dict[str, Any], message: str) -> None:
-    try:
-        with pytest.raises(ConfigurationError, match=message):
-            await provider.offers(parse_request(**asked))
-    finally:
-        await provider.close()
+    with pytest.raises(ConfigurationError, match=message):
+        await provider.offers(parse_request(**asked))
 
 
 async def test_the_offer_is_a_host_for_nothing_and_on_demand(provider: SSH) -> None:
@@ -151,73 +141,56 @@ async def test_the_offer_is_a_host_for_nothing_and_on_demand(provider: SSH) -> N
 async def test_a_node_is_a_folder_that_only_its_user_may_enter_and_nothing_of_it_stays(
     provider: SSH, hosts: list[SshHost]
 ) -> None:
-    try:
-        first, second = await launch(provider, "key-0", "key-1")
-        folders = [Path(access_of(each).workdir) for each in (first, second)]
+    first, second = await launch(provider, "key-0", "key-1")
+    folders = [Path(access_of(each).workdir) for each in (first, second)]
 
-        assert [access_of(each).address for each in (first, second)] == ["127.0.0.2", "127.0.0.3"]
-        assert [
-            folder.is_relative_to(host.home / ".cache/skyward") for folder, host in zip(folders, hosts, strict=True)
-        ]
-        assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
-        await provider.terminate([first.id, second.id])
-        assert [list((host.home / ".cache/skyward").iterdir()) for host in hosts] == [[], []]
-    finally:
-        await provider.close()
+    assert [access_of(each).address for each in (first, second)] == ["127.0.0.2", "127.0.0.3"]
+    assert [folder.is_relative_to(host.home / ".cache/skyward") for folder, host in zip(folders, hosts, strict=True)]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    await provider.terminate([first.id, second.id])
+    assert [list((host.home / ".cache/skyward").iterdir()) for host in hosts] == [[], []]
 
 
 async def test_processes_that_carry_the_id_are_killed_wherever_they_are(provider: SSH) -> None:
     (instance,) = await launch(provider, "key-0")
     orphan = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True)"
     subprocess.run([sys.executable, "-c", orphan], env={"SKYWARD_INSTANCE": instance.id, "PATH": "/bin"}, check=True)
-    try:
-        await provider.terminate([instance.id])
-        left = subprocess.run(
-            ["grep", "-lz", instance.id, *map(str, Path("/proc").glob("[0-9]*/environ"))],
-            check=False,
-            capture_output=True,
-        )
-        assert left.stdout == b""
-    finally:
-        await provider.close()
+    await provider.terminate([instance.id])
+    left = subprocess.run(
+        ["grep", "-lz", instance.id, *map(str, Path("/proc").glob("[0-9]*/environ"))],
+        check=False,
+        capture_output=True,
+    )
+    assert left.stdout == b""
 
 
 async def test_a_host_serves_a_pool_once_and_is_free_again_when_its_node_has_ended(provider: SSH) -> None:
-    try:
-        first, second = await launch(provider, "key-0", "key-1")
-        with pytest.raises(CapacityError, match="every one of the 2 hosts serves the pool already"):
-            await launch(provider, "key-2")
-        (other,) = await launch(provider, "key-2", pool_id="another")
-        ending = asyncio.ensure_future(provider.terminate([first.id]))
-        (again,) = await launch(provider, "key-3")  # waits for that
-        await ending
-        assert access_of(again).address == "127.0.0.2"
-        assert (await provider.describe([first.id]))[0].state is InstanceState.GONE
-        await provider.terminate([again.id, second.id, other.id])
-    finally:
-        await provider.close()
+    first, second = await launch(provider, "key-0", "key-1")
+    with pytest.raises(CapacityError, match="every one of the 2 hosts serves the pool already"):
+        await launch(provider, "key-2")
+    (other,) = await launch(provider, "key-2", pool_id="another")
+    ending = asyncio.ensure_future(provider.terminate([first.id]))
+    (again,) = await launch(provider, "key-3")  # waits for that
+    await ending
+    assert access_of(again).address == "127.0.0.2"
+    assert (await provider.describe([first.id]))[0].state is InstanceState.GONE
+    await provider.terminate([again.id, second.id, other.id])
 
 
 async def test_launches_at_the_same_time_get_hosts_of_their_own(provider: SSH) -> None:
-    try:
-        launched = await asyncio.gather(launch(provider, "key-0"), launch(provider, "key-1"))
-        instances = [instance for some in launched for instance in some]
-        assert sorted(access_of(each).address for each in instances) == ["127.0.0.2", "127.0.0.3"]
-        await provider.terminate([each.id for each in instances])
-    finally:
-        await provider.close()
+    launched = await asyncio.gather(launch(provider, "key-0"), launch(provider, "key-1"))
+    instances = [instance for some in launched for instance in some]
+    assert sorted(access_of(each).address for each in instances) == ["127.0.0.2", "127.0.0.3"]
+    await provider.terminate([each.id for each in instances])
 
 
 async def test_closing_for_one_pool_does_not_disturb_another(provider: SSH) -> None:
-    try:
-        launching = asyncio.ensure_future(launch(provider, "key-0"))
-        while not launching.done():
-            await asyncio.sleep(0.01)
-            await provider.close()
-        (instance,) = await launching
-        await provider.terminate([instance.id])
-    finally:
+    launching = asyncio.ensure_future(launch(provider, "key-0"))
+    while not launching.done():
+        await asyncio.sleep(0.01)
         await provider.close()
+    (instance,) = await launching
+    await provider.terminate([instance.id])
 
 
 async def test_tags_that_a_crash_or_another_skyward_left_hinder_nobody(provider: SSH, hosts: list[SshHost]) -> None:
@@ -226,32 +199,26 @@ async def test_tags_that_a_crash_or_another_skyward_left_hinder_nobody(provider:
     for number, tags in left.items():
         folders[number].mkdir(parents=True)
         (folders[number] / "instance.json").write_text(tags)
-    try:
-        (instance,) = await launch(provider, "key-0")
-        assert (await provider.describe([instance.id]))[0].state is InstanceState.RUNNING
-        keys = {each.id: each.key for each in await provider.tagged()}
-        known = {folder.name: "known" if "known" in left[number] else folder.name for number, folder in folders.items()}
-        assert keys == {instance.id: "key-0"} | known
-        await provider.terminate([*keys])
-        assert not any(folder.exists() for folder in folders.values())
-    finally:
-        await provider.close()
+    (instance,) = await launch(provider, "key-0")
+    assert (await provider.describe([instance.id]))[0].state is InstanceState.RUNNING
+    keys = {each.id: each.key for each in await provider.tagged()}
+    known = {folder.name: "known" if "known" in left[number] else folder.name for number, folder in folders.items()}
+    assert keys == {instance.id: "key-0"} | known
+    await provider.terminate([*keys])
+    assert not any(folder.exists() for folder in folders.values())
 
 
 async def test_a_node_is_found_and_ended_whatever_the_order_of_hosts(
     provider: SSH, hosts: list[SshHost], tmp_path: Path
 ) -> None:
     elsewhere = provider_of([hosts[1], hosts[0]], tmp_path)
-    try:
-        (instance,) = await launch(provider, "key-0")
-        found = await elsewhere.tagged()
-        assert [each.id for each in found] == [instance.id]
-        assert [each.state for each in await elsewhere.describe([instance.id])] == [InstanceState.RUNNING]
-        await elsewhere.terminate([instance.id])
-        assert [each.state for each in await provider.describe([instance.id])] == [InstanceState.GONE]
-    finally:
-        await provider.close()
-        await elsewhere.close()
+    (instance,) = await launch(provider, "key-0")
+    found = await elsewhere.tagged()
+    assert [each.id for each in found] == [instance.id]
+    assert [each.state for each in await elsewhere.describe([instance.id])] == [InstanceState.RUNNING]
+    await elsewhere.terminate([instance.id])
+    assert [each.state for each in await provider.describe([instance.id])] == [InstanceState.GONE]
+    await elsewhere.close()
 
 
 async def test_a_spare_host_takes_the_place_of_one_that_does_not_answer(hosts: list[SshHost], tmp_path: Path) -> None:
