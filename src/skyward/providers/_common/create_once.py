@@ -80,7 +80,7 @@ async def create_once(
         UnreachableError: create calls have no clear outcome, and no machine of theirs is listed.
         TerminationError: a machine of the order may be left; names its id, or its key if no list could be read.
     """
-    work = _Order(
+    work = _OrderCreation(
         provider=provider,
         calls=calls,
         offers=offers,
@@ -98,7 +98,7 @@ async def create_once(
 
 
 @dataclass(kw_only=True, eq=False)
-class _Order:
+class _OrderCreation:
     """One order under way; its arguments are those of :func:`create_once`.
 
     Attributes:
