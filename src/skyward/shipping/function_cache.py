@@ -28,7 +28,7 @@ from skyward.shipping.pickling import (
     naming_state,
     pack,
 )
-from skyward.shipping.project_modules import SourceSet, search_path_state
+from skyward.shipping.project_modules import SourceSet
 from skyward.shipping.references import function_parts, global_values, reached_from
 from skyward.submission import ArgumentMemo
 from skyward.wire.messages import Payload
@@ -99,7 +99,6 @@ class PackedFunction:
         payload: the pickle, as it goes over the lane.
         blobs: the parts of it that must lie on the node before.
         sources: the sources that workers need before they load it; None if there are none.
-        imports_absent: True if the function imports modules that are not found on this machine, or not yet.
         complete: returns a node's error with all packages that the function needs and nodes lack; None if nothing can.
     """
 
@@ -108,7 +107,6 @@ class PackedFunction:
     payload: Payload
     blobs: tuple[Blob, ...] = ()
     sources: SourceSet | None = None
-    imports_absent: bool = False
     complete: Callable[[ModuleNotFoundError], ModuleNotFoundError] | None = None
 
     @property
@@ -155,21 +153,18 @@ class FunctionCache:
 class _Known:
     """Pickle of a function, with everything that it depends on: functions, their names, and what they refer to."""
 
-    __slots__ = ("_naming", "_search_path", "_seen", "packed")
+    __slots__ = ("_naming", "_seen", "packed")
 
     def __init__(self, seen: list[_State], packed: PackedFunction) -> None:
         self._seen = seen
         self.packed = packed
         self._naming = naming_state()
-        self._search_path = search_path_state() if packed.imports_absent else None
 
     def is_unchanged(self) -> bool:
         for fn, names, references in self._seen:
             _, names_now, now = _state(fn)
             if len(now) != len(references) or not all(map(is_, now, references)) or names != names_now:
                 return False
-        if self._search_path is not None and self._search_path != search_path_state():
-            return False
         sources = self.packed.sources
         return self._naming == naming_state() and (sources is None or sources.is_current())
 
@@ -222,7 +217,6 @@ def _pack_function(fn: Callable[..., Any], memo: ArgumentMemo, known: FunctionCa
         payload=payload,
         blobs=tuple(replace(blob, of_function=True) for blob in blobs),
         sources=packed.sources,
-        imports_absent=packed.imports_absent,
         complete=partial(known.complete, fn) if known.complete is not None else None,
     )
 

@@ -46,7 +46,6 @@ from skyward.shipping.definitions import (
 from skyward.shipping.project_modules import (
     SourceSet,
     Way,
-    any_absent,
     packages_around,
     report_assigned,
     source_set,
@@ -86,13 +85,11 @@ class Packed:
         data: the pickle.
         buffers: its out-of-band buffers, flat, in the pickle's order, each of :data:`LARGE_BYTES` or more.
         sources: the sources that must be there before it is unpickled; None if it needs none, or contains them.
-        imports_absent: True if a function in it imports modules that are not found here, or not yet.
     """
 
     data: bytes
     buffers: tuple[memoryview, ...] = ()
     sources: SourceSet | None = None
-    imports_absent: bool = False
 
 
 def pack(obj: object, *, what: str, apart: bool = False) -> Packed:
@@ -153,12 +150,11 @@ def _pack(obj: object, what: str, *, is_result: bool, apart: bool) -> Packed:
     needed = pickler.named | pickler.imported
     if is_result or not needed:
         return Packed(data=data, buffers=tuple(buffers))
-    absent = any_absent(pickler.imported)
     sources = source_set(needed)
     report_assigned(sources)
     if not apart and sources is not None:
         data, sources = with_sources(data, buffers, needed), None
-    return Packed(data=data, buffers=tuple(buffers), sources=sources, imports_absent=absent)
+    return Packed(data=data, buffers=tuple(buffers), sources=sources)
 
 
 def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) -> Packed:

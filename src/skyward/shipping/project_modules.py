@@ -284,6 +284,8 @@ class SourceSet:
         specs: their specs, which a reload replaces.
         unloaded: names of the others, their files and the stamps of these.
         search_path: ``sys.path``.
+        folders: state of its folders, if a module that may be needed is not found here, and may appear later; else
+            None.
     """
 
     sources: tuple[ModuleSource, ...]
@@ -292,6 +294,7 @@ class SourceSet:
     specs: tuple[ModuleSpec, ...] = ()
     unloaded: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     search_path: tuple[str, ...] = ()
+    folders: tuple[object, ...] | None = None
 
     def is_current(self) -> bool:
         """Return True if all sources are still the ones to send. Looks at the files of modules not imported here."""
@@ -301,6 +304,7 @@ class SourceSet:
             and all(map(is_, map(_SPEC, self.modules), self.specs))
             and tuple(sys.path) == self.search_path
             and all(stamp and name not in sys.modules and _stamp(file) == stamp for name, file, stamp in self.unloaded)
+            and (self.folders is None or self.folders == search_path_state())
         )
 
     @property
@@ -368,13 +372,11 @@ def sources_of(names: Iterable[str]) -> tuple[ModuleSource, ...]:
 
 
 def source_set(names: Iterable[str]) -> SourceSet | None:
-    """Return the sources of the user's own modules among ``names``, and of their imports; None if there are none."""
+    """Return the sources of the user's own modules among ``names``, and of their imports.
+
+    None if there are none, and each of the modules is found here.
+    """
     return _shelf().set_of(frozenset(names))
-
-
-def any_absent(names: Iterable[str]) -> bool:
-    """Return True if the top-level package of one of these modules is not found here, and may appear later."""
-    return any(map(_shelf().is_absent, names))
 
 
 def loaded_by_the_user() -> dict[str, list[str]]:
@@ -425,7 +427,8 @@ class _Shelf:
             for outer in packages_around(name):
                 if outer not in found and ((spec := _spec_of(outer)) is None or spec.origin is None):
                     found[outer] = self._edition(outer, "", is_package=True, origin="")
-        if not found:
+        folders = search_path_state() if any(map(self._is_absent, names)) else None
+        if not found and folders is None:
             return None
         loaded = {name: module for name in taken if (module := sys.modules.get(name)) is not None}
         files = {name: source.origin for name, source in taken.items() if name not in loaded}
@@ -436,6 +439,7 @@ class _Shelf:
             specs=tuple(map(_SPEC, loaded.values())),
             unloaded=tuple((name, file, _settled(_stamp(file))) for name, file in files.items()),
             search_path=tuple(sys.path),
+            folders=folders,
         )
 
     def source(self, name: str) -> ModuleSource | None:
@@ -504,7 +508,7 @@ class _Shelf:
             self._loaded, self._loaded_at = loaded, state
         return self._loaded
 
-    def is_absent(self, name: str) -> bool:
+    def _is_absent(self, name: str) -> bool:
         """Return True if the top-level package of ``name`` is not found here."""
         package = name.partition(".")[0]
         return not self._is_known_as_installed(package) and _spec_of(package) is None
