@@ -170,18 +170,16 @@ async def persist(attempt: Callable[[float], Awaitable[T]], *, deadline_s: float
     try:
         return await wait_until(once, deadline_s=deadline_s + GRACE_S, interval_s=_AGAIN_S, what=what)
     except UnreachableError as error:
-        raise BootstrapError(
-            f"preparing node {node} failed at step {step!r}: its deadline of {deadline_s:g} s passed, and the machine "
-            f"gave no reason. Check that it is up and reachable; {error}",
-            node=node,
-            step=step,
-        ) from error
+        why = f"its deadline of {deadline_s:g} s passed, and the machine gave no reason"
+        raise failed_step(node, step, f"{why}. Check that it is up and reachable; {error}") from error
     except OSError as error:
-        raise BootstrapError(
-            f"preparing node {node} failed at step {step!r}: {error}. Check the space and the permissions there",
-            node=node,
-            step=step,
-        ) from error
+        raise failed_step(node, step, f"{error}. Check the space and the permissions there") from error
+
+
+def failed_step(node: int, step: str, why: str, *, tail: str = "", log_path: str = "") -> BootstrapError:
+    """Return the error of a step of a node's preparation; ``tail`` is the end of its log."""
+    text = f"preparing node {node} failed at step {step!r}: {why}" + (f"\n{tail}" if tail else "")
+    return BootstrapError(text, node=node, step=step, log_tail=tail, log_path=log_path)
 
 
 async def let_in(
@@ -371,13 +369,7 @@ class _Machine:
         """Return the error of a failed step, with the log's end and without secrets."""
         where = f"; the whole log is {log_path} on the machine" if log_path else ""
         shown = masked(tail.strip(), self.image.env.values())
-        return BootstrapError(
-            f"preparing node {self.node} failed at step {step!r}: {why}. {_CHECK[step]}{where}\n{shown}",
-            node=self.node,
-            step=step,
-            log_tail=shown,
-            log_path=log_path,
-        )
+        return failed_step(self.node, step, f"{why}. {_CHECK[step]}{where}", tail=shown, log_path=log_path)
 
     @property
     def _wheels_folder(self) -> str:

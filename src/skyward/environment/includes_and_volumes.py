@@ -11,7 +11,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from skyward.base.waiting import SYSTEM_CLOCK
-from skyward.environment.bootstrap import Environment, masked, persist
+from skyward.environment.bootstrap import Environment, failed_step, masked, persist
 from skyward.errors import BootstrapError, ConfigurationError
 from skyward.machine.access import Access, Completed, Transport
 from skyward.node.storage.volume_program import LOG_FILE, VolumeOrder
@@ -160,13 +160,8 @@ async def deliver_volumes(
         tail = masked(done.stderr.strip(), _secrets(volumes))
         *_, why = tail.splitlines() or [f"exit code {done.exit_code}"]
         log_path = f"{workdir}/{LOG_FILE}"
-        raise BootstrapError(
-            f"preparing node {node} failed at step {_VOLUMES_STEP!r}: {why}; the whole log is {log_path} there\n{tail}",
-            node=node,
-            step=_VOLUMES_STEP,
-            log_tail=tail,
-            log_path=log_path,
-        )
+        why = f"{why}; the whole log is {log_path} there"
+        raise failed_step(node, _VOLUMES_STEP, why, tail=tail, log_path=log_path)
     return json.loads(done.stdout)
 
 
