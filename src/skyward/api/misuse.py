@@ -138,8 +138,8 @@ def _no_call(left: Any, operator: str) -> TypeError:
                 f"here. Decorate the function with @skyward.compute and write f(...) {operator} pool, or write "
                 "pool.submit(f, ...).result()"
             )
-    each = "" if operator == ">>" else "; for one call on every worker, write f(...) @ pool"
-    return TypeError(f"{operator} takes a pending call, got {kind}: for several calls, write {several} >> pool{each}")
+    note = "" if operator == ">>" else "; for one call on every worker, write f(...) @ pool"
+    return TypeError(f"{operator} takes a pending call, got {kind}: for several calls, write {several} >> pool{note}")
 
 
 def _used(message: Callable[[str, str], str]) -> Callable[[Unsent, str], TypeError]:
@@ -202,8 +202,8 @@ def no_pool(value: object, operator: str, label: str) -> TypeError:
     """Return the error of a right operand of ``>>`` or ``@`` that is no pool; ``label`` names the left one."""
     if is_on_node():
         return TypeError(_run_it(label))
-    given = _described(value, f"{label}(...) {operator} pool")
-    return TypeError(f"a pool must stand to the right of {operator}, got {given}")
+    operand = _described(value, f"{label}(...) {operator} pool")
+    return TypeError(f"a pool must stand to the right of {operator}, got {operand}")
 
 
 def _described(value: object, right: str) -> str:
@@ -300,9 +300,9 @@ _OUTLINE: Final = _Outline()
 
 def outline(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return a call as text in one line of at most 200 characters: ``train(3, lr=0.1)``. Never raises."""
-    given = [_OUTLINE.repr(value) for value in args]
-    given += [f"{key}={_OUTLINE.repr(value)}" for key, value in kwargs.items()]
-    text = harmless(f"{name}({', '.join(given)})")
+    arguments = [_OUTLINE.repr(value) for value in args]
+    arguments += [f"{key}={_OUTLINE.repr(value)}" for key, value in kwargs.items()]
+    text = harmless(f"{name}({', '.join(arguments)})")
     return text if len(text) <= LONGEST_OUTLINE else f"{text[: LONGEST_OUTLINE - 2]}…)"
 
 
@@ -351,8 +351,8 @@ def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenat
         try:
             if args:
                 kind = args[0] if isinstance(args[0], type) else type(args[0])
-                given = f"{kind.__name__}(...)" if hasattr(kind, "offers") else "skyward.Local()"
-                raise TypeError(f"{owner} takes its options by name: write {owner}({required[0]}={given}, ...)")
+                provider = f"{kind.__name__}(...)" if hasattr(kind, "offers") else "skyward.Local()"
+                raise TypeError(f"{owner} takes its options by name: write {owner}({required[0]}={provider}, ...)")
             refuse_unknown(owner, kwargs, allowed)
             if missing := [name for name in required if name not in kwargs]:
                 raise TypeError(f"{owner} needs {', '.join(missing)}, as in {owner}({required[0]}=skyward.Local())")
@@ -382,8 +382,8 @@ def options_by_name(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 if len(args) > 1:
                     raise TypeError(f"{name} takes its options by name: write {name}({example}, {options[0]}=...)")
                 if not args and first not in kwargs:
-                    given = "".join(f", {option}=..." for option in kwargs)
-                    raise TypeError(f"{name} needs a {first}, as in {name}({example}{given})")
+                    options_text = "".join(f", {option}=..." for option in kwargs)
+                    raise TypeError(f"{name} needs a {first}, as in {name}({example}{options_text})")
                 return function(*args, **kwargs)
             except (TypeError, ConfigurationError) as error:
                 hide_frames(error)

@@ -63,9 +63,9 @@ def with_environment(
     mirror = mirror_program(request.image, report)
     if mirror.unchecked:
         report(f"the mirrored packages were not looked up beforehand: {mirror.unchecked}")
-    for each in mirror.packages:
-        if each.note:
-            report(f"{each.name} {each.version}: {each.note}")
+    for package in mirror.packages:
+        if package.note:
+            report(f"{package.name} {package.version}: {package.note}")
     if mirror.requirements:
         listed = ", ".join(mirror.requirements)
         report(f"mirroring what this program imports ({len(mirror.requirements)}): {listed}")

@@ -85,11 +85,11 @@ def offers(
     request = parse_request(accelerator=accelerator, cpu=cpu, memory=memory, machine=machine, spot="if-available")
     loop = acquire_loop()
     try:
-        found = loop.call(_ask(checked_provider(provider), request))
+        matching = loop.call(_ask(checked_provider(provider), request))
     finally:
         loop.release()
-    types = dict.fromkeys(offer.spec.name for offer in found)
-    specs = [priced([offer for offer in found if offer.spec.name == name]) for name in types]
+    types = dict.fromkeys(offer.spec.name for offer in matching)
+    specs = [priced([offer for offer in matching if offer.spec.name == name]) for name in types]
     return Offers(sorted(specs, key=price_rank))
 
 
@@ -110,23 +110,23 @@ async def find_offers(provider: Provider, request: PoolRequest) -> Sequence[Offe
     """
     if request.machine is not None or request.wish != InstanceWish():
         return await provider.offers(request)
-    found: list[Offer] = []
+    matching: list[Offer] = []
     refusals: list[SkywardError] = []
     for wish in (request, replace(request, accelerator=any_accelerator())):
         try:
-            found += await provider.offers(wish)
+            matching += await provider.offers(wish)
         except SkywardError as error:
             refusals.append(error)
     if len(refusals) > 1:
         raise refusals[0]
-    return found
+    return matching
 
 
-def priced(found: Sequence[Offer]) -> InstanceSpec:
+def priced(offers: Sequence[Offer]) -> InstanceSpec:
     """Return the machine type of the offers ``found``, of which there is at least one, with their prices."""
-    spot = [each.price_per_hour for each in found if each.spot]
-    on_demand = [each.price_per_hour for each in found if not each.spot] or [found[0].on_demand_price_per_hour]
-    return replace(found[0].spec, price_spot=spot[-1] if spot else None, price_on_demand=on_demand[-1])
+    spot = [offer.price_per_hour for offer in offers if offer.spot]
+    on_demand = [offer.price_per_hour for offer in offers if not offer.spot] or [offers[0].on_demand_price_per_hour]
+    return replace(offers[0].spec, price_spot=spot[-1] if spot else None, price_on_demand=on_demand[-1])
 
 
 def price_rank(spec: InstanceSpec) -> tuple[float, str]:

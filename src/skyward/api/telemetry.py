@@ -67,10 +67,10 @@ def open_telemetry(
 def _is_configured() -> bool:
     from opentelemetry import metrics, trace
 
-    providers = (trace.get_tracer_provider(), metrics.get_meter_provider())
+    sources = (trace.get_tracer_provider(), metrics.get_meter_provider())
     # Proxies and providers of nothing are the interface's own.
     return any(
-        not type(each).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics")) for each in providers
+        not type(source).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics")) for source in sources
     )
 
 
@@ -218,17 +218,17 @@ def _outcome(error: PackedError | Exception | None) -> tuple[str, str, str]:
 def _measures(call: LiveCall, raw: RawOutcome, queue_s: float | None) -> dict[str, Any]:
     sent = len(call.data) + (len(call.arguments.data) if call.arguments else 0)
     sent += sum(blob.view.nbytes for blob in call.blobs if not blob.of_function)
-    found: dict[str, Any] = {
+    measures: dict[str, Any] = {
         "skyward.call.sent_bytes": sent,
-        "skyward.call.received_bytes": len(raw.data) + sum(memoryview(each).nbytes for each in raw.buffers),
+        "skyward.call.received_bytes": len(raw.data) + sum(memoryview(buffer).nbytes for buffer in raw.buffers),
     }
     if queue_s is not None:
-        found["skyward.call.queue_s"] = queue_s
+        measures["skyward.call.queue_s"] = queue_s
     if raw.seconds is not None:
-        found["skyward.call.worker_s"] = raw.seconds
+        measures["skyward.call.worker_s"] = raw.seconds
     if raw.worker is not None:
-        found |= {"skyward.node": raw.worker.node, "skyward.worker": raw.worker.worker}
-    return found
+        measures |= {"skyward.node": raw.worker.node, "skyward.worker": raw.worker.worker}
+    return measures
 
 
 def _status(*, ok: bool, why: str = "") -> Any:

@@ -159,8 +159,8 @@ def provider_options(use: str) -> Callable[[Callable[..., None]], Callable[..., 
         )
         @functools.wraps(command)
         def run(*, names: Sequence[str], region: str | None, settings: Mapping[str, str], **parameters: Any) -> None:
-            given = settings if region is None else {**settings, "region": region}
-            command(providers=Providers(names=names, parameters=given), **parameters)
+            values = settings if region is None else {**settings, "region": region}
+            command(providers=Providers(names=names, parameters=values), **parameters)
 
         return run
 

@@ -160,8 +160,8 @@ def _local_time(seconds: float) -> str:
 
 def _latest(ledger: Ledger, pool_id: str) -> list[LedgerEntry]:
     """Return the last machine of each node; earlier ones were lost."""
-    made = [entry for entry in ledger.entries(pool_id=pool_id) if entry.instance_id is not None]
-    return [entry for _, entry in sorted({entry.node: entry for entry in made}.items())]
+    launched = [entry for entry in ledger.entries(pool_id=pool_id) if entry.instance_id is not None]
+    return [entry for _, entry in sorted({entry.node: entry for entry in launched}.items())]
 
 
 class _NodeOutput:
@@ -187,8 +187,8 @@ class _NodeOutput:
                 last = [*islice(lines_backwards(Path(file.path)), self._chosen.lines)]
                 self._show(file, [line.decode("utf-8", "replace") for line in reversed(last)])
         copied = {file.instance_id for file in kept}
-        left = [entry for entry in entries if node in (None, entry.node) and entry.instance_id not in copied]
-        await self._read_nodes(left, follow=follow)
+        remaining = [entry for entry in entries if node in (None, entry.node) and entry.instance_id not in copied]
+        await self._read_nodes(remaining, follow=follow)
         if worker is not None and self._exists and not self._document:
             raise click.BadParameter(f"there is no log of a worker {worker}", param_hint="--worker")
         document = {"logs": list(self._document.values()), "unreadable": self._errors}

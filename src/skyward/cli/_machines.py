@@ -47,8 +47,8 @@ def ls(*, everything: bool, providers: Providers) -> Answer:
     listed = [(name, settings_text(provider_settings(providers.make(name)))) for name in providers.names]
 
     def recorded() -> list[LedgerEntry]:
-        found = ledger.entries() if everything else ledger.open_entries()
-        return [entry for entry in found if not providers.names or entry.purchase.provider in providers.names]
+        entries = ledger.entries() if everything else ledger.open_entries()
+        return [entry for entry in entries if not providers.names or entry.purchase.provider in providers.names]
 
     presence = asyncio.run(look_up(ledger, recorded(), listed=listed))
     entries, now = recorded(), time.time()
@@ -114,11 +114,11 @@ def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
     recent = f"The latest are {', '.join(known[-5:])}" if known else "There are none"
     if not asked:
         raise click.UsageError(f"name a POOL of this user's ledger. {recent}")
-    found = [pool for pool in known if pool == asked] or [pool for pool in known if pool.startswith(asked)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise click.BadParameter(f"{asked} is ambiguous: {', '.join(found)}", param_hint="POOL")
+    matching = [pool for pool in known if pool == asked] or [pool for pool in known if pool.startswith(asked)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise click.BadParameter(f"{asked} is ambiguous: {', '.join(matching)}", param_hint="POOL")
     raise click.BadParameter(f"no pool {asked} in this user's ledger. {recent}", param_hint="POOL")
 
 
@@ -157,8 +157,8 @@ def _sweep_text(report: SweepReport, document: dict[str, Any]) -> Iterator[str]:
 def _outcomes(report: SweepReport) -> Iterator[str]:
     for swept in report.ended:
         yield f"ended    {_name(swept.entry, swept.instance_id)}"
-    for left in report.left:
-        yield f"LEFT     {_name(left.entry)}: {left.reason}"
+    for swept in report.left:
+        yield f"LEFT     {_name(swept.entry)}: {swept.reason}"
 
 
 def _summary(document: dict[str, Any]) -> str:
@@ -171,7 +171,7 @@ def _outcome_document(reports: Sequence[SweepReport]) -> dict[str, Any]:
             _machine(swept.entry) | {"instance": swept.instance_id} for report in reports for swept in report.ended
         ],
         "gone": [_machine(entry) for report in reports for entry in report.forgotten],
-        "left": [_machine(left.entry) | {"reason": left.reason} for report in reports for left in report.left],
+        "left": [_machine(swept.entry) | {"reason": swept.reason} for report in reports for swept in report.left],
     }
 
 
@@ -281,9 +281,9 @@ def _look(asked: str | None) -> Sequence[_PoolLook]:
     folders = known_folders()
     if asked is None:
         return [_look_at(folder) for folder in folders if is_in_use(folder)]
-    found = [folder for folder in folders if folder.name == asked or folder.name.startswith(asked)]
-    if len(found) == 1:
-        return [_look_at(found[0])]
+    matching = [folder for folder in folders if folder.name == asked or folder.name.startswith(asked)]
+    if len(matching) == 1:
+        return [_look_at(matching[0])]
     pool_id = known_pool(Ledger.of_user(), asked)  # else the error that names the known pools
     return [_look_at(next((folder for folder in folders if folder.name == pool_id), Path(pool_id)))]
 
@@ -303,10 +303,10 @@ def _ledger_words(pool_id: str) -> str:
     """Return the ledger's facts about a pool."""
     now = time.time()
     entries = Ledger.of_user().entries(pool_id=pool_id)
-    left = sum(entry.closed_at is None for entry in entries)
+    count = sum(entry.closed_at is None for entry in entries)
     cost = money(sum(entry.cost(now) for entry in entries))
-    if left:
-        return f"{plural(left, 'machine')} may still run, {cost} so far: `skyward sweep` ends those of dead clients"
+    if count:
+        return f"{plural(count, 'machine')} may still run, {cost} so far: `skyward sweep` ends those of dead clients"
     return f"by the ledger none of its machines is left, {cost} in all"
 
 

@@ -57,7 +57,7 @@ async def _ask_all(
     replies = await asyncio.gather(
         *(_ask(providers, name, request, spot=spot) for name in names), return_exceptions=True
     )
-    found: list[_OfferedType] = []
+    types: list[_OfferedType] = []
     errors: dict[str, str] = {}
     for name, reply in zip(names, replies, strict=True):
         match reply:
@@ -69,20 +69,20 @@ async def _ask_all(
             case BaseException():
                 raise reply
             case _:
-                found += reply
-    return found, errors
+                types += reply
+    return types, errors
 
 
 async def _ask(providers: Providers, name: str, request: PoolRequest, *, spot: bool) -> list[_OfferedType]:
     provider = providers.make(name)
     try:
-        found = [offer for offer in await find_offers(provider, request) if offer.spot or not spot]
-        types = list(dict.fromkeys(offer.spec.name for offer in found))
+        matching = [offer for offer in await find_offers(provider, request) if offer.spot or not spot]
+        types = list(dict.fromkeys(offer.spec.name for offer in matching))
         zones = await provider.zones(types)
     finally:
         await provider.close()
     return [
-        _OfferedType(name, [offer for offer in found if offer.spec.name == machine], zones.get(machine, {}))
+        _OfferedType(name, [offer for offer in matching if offer.spec.name == machine], zones.get(machine, {}))
         for machine in types
     ]
 

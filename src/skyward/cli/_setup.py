@@ -140,8 +140,8 @@ def _ledger() -> Iterator[Finding]:
         yield _finding("ledger", str(error), "see the message: no pool opens without the ledger", fails=True)
         return
     dead = [entry for entry in entries if entry.owner is not None and entry.owner.lives() is False]
-    found = f"{ledger.path}, {plural(len(entries), 'machine')} open, {len(dead)} with a dead owner"
-    yield _finding("ledger", found, "`skyward sweep` ends those" if dead else "")
+    text = f"{ledger.path}, {plural(len(entries), 'machine')} open, {len(dead)} with a dead owner"
+    yield _finding("ledger", text, "`skyward sweep` ends those" if dead else "")
 
 
 def _keys() -> Iterator[Finding]:
@@ -153,10 +153,10 @@ def _keys() -> Iterator[Finding]:
     finally:
         agent.close()
     if held:
-        found = f"{held} keys"
+        text = f"{held} keys"
     else:
-        found = "holds no key" if os.environ.get("SSH_AUTH_SOCK") else "none runs (SSH_AUTH_SOCK is not set)"
-    yield _finding("ssh agent", found)
+        text = "holds no key" if os.environ.get("SSH_AUTH_SOCK") else "none runs (SSH_AUTH_SOCK is not set)"
+    yield _finding("ssh agent", text)
     folder = Path.home() / ".ssh"
     files = [name for name in _KEYS if (folder / name).is_file()]
     if files or held:
@@ -178,8 +178,8 @@ def _installed() -> Iterator[Finding]:
         else:
             yield _finding(f"provider {name}", f"installed; `skyward doctor --provider {name}` checks it")
     for name, package in taken_names().items():
-        found = f"{package} registers it too, and is ignored: the name is that of one of Skyward's own providers"
-        yield _finding(f"provider {name}", found, "ask its authors for another name")
+        text = f"{package} registers it too, and is ignored: the name is that of one of Skyward's own providers"
+        yield _finding(f"provider {name}", text, "ask its authors for another name")
 
 
 def _check(name: str, make: Callable[[], Provider]) -> Sequence[Finding]:
@@ -198,8 +198,8 @@ def _check(name: str, make: Callable[[], Provider]) -> Sequence[Finding]:
         return [_finding(name, str(error), "correct the settings", fails=True)]
     except Exception as error:
         _logger.debug("the check of %s failed", name, exc_info=True)
-        found = f"its check failed: {type(error).__name__}: {error}"
-        return [_finding(name, found, "report it to the authors of that provider", fails=True)]
+        text = f"its check failed: {type(error).__name__}: {error}"
+        return [_finding(name, text, "report it to the authors of that provider", fails=True)]
 
 
 def _host(name: str, make: Callable[[], SSH]) -> Finding:

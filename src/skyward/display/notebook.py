@@ -96,8 +96,8 @@ class NotebookScreen(Screen):
         """Leave the last cell's output with its lines, and begin another one, if another cell runs now."""
         cell = self.notebook.cell()
         if cell != self._cell:
-            if self._update is not None and self._drawn != (left := "\n".join(self._lines)):
-                self._update(left)
+            if self._update is not None and self._drawn != (text := "\n".join(self._lines)):
+                self._update(text)
             self._cell, self._update, self._drawn = cell, None, ""
             self._lines.clear()
 

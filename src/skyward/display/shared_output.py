@@ -67,7 +67,7 @@ class Surface:
         self._drawn: list[str] = []
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._taps = [] if stream is None else [_Tap(each, self) for each in streams_beside(stream)]
+        self._taps = [] if stream is None else [_Tap(file, self) for file in streams_beside(stream)]
 
     def leave(self) -> None:
         """Unregister a display; the last one restores the streams."""
@@ -358,8 +358,8 @@ def streams_beside(stream: TextIO) -> list[TextIO]:
 
     Streams that are neither files nor terminals, such as those of a notebook, are omitted.
     """
-    candidates = {id(each): each for each in (stream, sys.stdout, sys.stderr) if each is not None}  # pyright: ignore[reportUnnecessaryComparison]
-    return [each for each in candidates.values() if _is_plain(each) and (each is stream or _is_same(each, stream))]
+    files = {id(file): file for file in (stream, sys.stdout, sys.stderr) if file is not None}  # pyright: ignore[reportUnnecessaryComparison]
+    return [file for file in files.values() if _is_plain(file) and (file is stream or _is_same(file, stream))]
 
 
 def _is_plain(stream: TextIO) -> bool:

@@ -37,8 +37,8 @@ class FleetLoad:
             case ev.CostUpdate():
                 self._cost, self._cost_at_s = event, now_s
             case ev.NodeUnreachable() | ev.InstanceStopping():
-                gone = [rank for rank, node in self._nodes.items() if node.instance_id == event.instance_id]
-                for rank in gone:
+                ranks = [rank for rank, node in self._nodes.items() if node.instance_id == event.instance_id]
+                for rank in ranks:
                     del self._nodes[rank]
             case _:
                 pass
@@ -103,7 +103,7 @@ def _ranges(nodes: Sequence[ev.Metrics]) -> list[str]:
         _range("gpu", (node.gpu_utilization for node in nodes)),
         _range("gpu memory", gpu_memory),
     ]
-    return [each for each in ranges if each]
+    return [text for text in ranges if text]
 
 
 def _range(what: str, values: Iterable[float | None]) -> str:

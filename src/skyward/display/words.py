@@ -177,37 +177,37 @@ def line_text(event: ev.LogLine) -> str:
 def launch_words(event: ev.InstanceLaunching) -> str:
     """Return a launch in words: type, accelerators, region, market, price, most it can cost, room for the workers."""
     nodes = plural(event.count, "node")
-    told = [f"launching {nodes} on {event.provider}: {event.instance_type}".removesuffix(": ")]
+    parts = [f"launching {nodes} on {event.provider}: {event.instance_type}".removesuffix(": ")]
     if event.accelerators and event.price_per_hour != 0:
         has = f"{event.accelerators} {_TIMES} {event.accelerator}"
         more = 0 < event.accelerators_asked < event.accelerators
-        told[0] += f" with {has}" + (f" ({event.accelerators_asked} asked for)" if more else "")
+        parts[0] += f" with {has}" + (f" ({event.accelerators_asked} asked for)" if more else "")
     if event.region:
-        told[0] += f" in {event.region}"
+        parts[0] += f" in {event.region}"
     if event.price_per_hour != 0:
         if event.spot is not None:
-            told.append("spot" if event.spot else "on demand")
+            parts.append("spot" if event.spot else "on demand")
         if event.price_per_hour:
-            each, in_all = price(event.price_per_hour), price(event.price_per_hour * event.count)
-            told.append(each if event.count == 1 else f"{each} each, {in_all} in all")
-            told += [f"at most {money(event.at_most)} until timeout"] if event.at_most else []
+            unit_price, in_all = price(event.price_per_hour), price(event.price_per_hour * event.count)
+            parts.append(unit_price if event.count == 1 else f"{unit_price} each, {in_all} in all")
+            parts += [f"at most {money(event.at_most)} until timeout"] if event.at_most else []
         elif event.spot is not None:
-            told.append("price unknown")
+            parts.append("price unknown")
     room = _room_words(event)
-    return ", ".join(told) + (f"; on {'it' if event.count == 1 else 'each'} {room}" if room else "")
+    return ", ".join(parts) + (f"; on {'it' if event.count == 1 else 'each'} {room}" if room else "")
 
 
 def _room_words(event: ev.InstanceLaunching) -> str:
     """Return the sum of ``cpu`` and ``memory``, which count for each worker, over a node's workers."""
     if event.workers_per_node == 1:
         return ""
-    count, told = event.workers_per_node, list[str]()
+    count, parts = event.workers_per_node, list[str]()
     times = f"{_TIMES} {count} workers"
     if event.cpu_per_worker:
-        told.append(f"{event.cpu_per_worker} {times} = {event.cpu_per_worker * count} cores")
+        parts.append(f"{event.cpu_per_worker} {times} = {event.cpu_per_worker * count} cores")
     if event.memory_gib_per_worker:
-        told.append(f"{event.memory_gib_per_worker:g} GiB {times} = {event.memory_gib_per_worker * count:g} GiB")
-    return ", ".join(told)
+        parts.append(f"{event.memory_gib_per_worker:g} GiB {times} = {event.memory_gib_per_worker * count:g} GiB")
+    return ", ".join(parts)
 
 
 def deadline_words(event: ev.InstancePreempted | ev.TimeoutApproaching) -> str:

@@ -73,8 +73,8 @@ def sources_of_nodes(image: ImageSettings) -> Mapping[str, str]:
     settings = settings_here()
     shared = {name: settings[name] for name in ("trusted-host", "cert", "proxy") if name in settings}
     index = passable_index(settings)
-    given = {**shared, "index-url": index} if index else shared
-    return _of_this_machine(package_sources(image, {**given, **uv_options(image.env), **pip_variables(image.env)}))
+    options = {**shared, "index-url": index} if index else shared
+    return _of_this_machine(package_sources(image, {**options, **uv_options(image.env), **pip_variables(image.env)}))
 
 
 def settings_here() -> Mapping[str, str]:
@@ -131,11 +131,11 @@ def check_pins(pins: Mapping[str, str], *, here: Mapping[str, str], nodes: Mappi
     new = {name: version for name, version in pins.items() if (name, version) not in known.versions}
     try:
         nowhere = _missing(new, _variables(here))
-        found = {name: version for name, version in new.items() if name not in nowhere}
-        lacking = _missing(found, _variables(nodes)) if here != nodes else frozenset[str]()
+        versions = {name: version for name, version in new.items() if name not in nowhere}
+        lacking = _missing(versions, _variables(nodes)) if here != nodes else frozenset[str]()
     except _UncheckedError as error:
         return Availability(unchecked=str(error))
-    known.add({(name, version): name not in lacking for name, version in found.items()})
+    known.add({(name, version): name not in lacking for name, version in versions.items()})
     only_here = [name for name, version in pins.items() if known.versions.get((name, version)) is False]
     return Availability(nowhere=nowhere, only_here=frozenset(only_here))
 
@@ -184,11 +184,11 @@ class _FoundVersions:
         name = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         return cls(platformdirs.user_cache_path("skyward") / "wheels" / f"found-{name}.json")
 
-    def add(self, found: Mapping[tuple[str, str], bool]) -> None:
+    def add(self, versions: Mapping[tuple[str, str], bool]) -> None:
         """Take further versions, and write all down."""
-        if not found:
+        if not versions:
             return
-        self.versions |= found
+        self.versions |= versions
         rows = [[*pin, _MAIN if in_main else "elsewhere"] for pin, in_main in self.versions.items()][-_KEPT_PINS:]
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
@@ -209,17 +209,17 @@ def _variables(sources: Mapping[str, str]) -> Mapping[str, str]:
 def _missing(pins: Mapping[str, str], environment: Mapping[str, str]) -> frozenset[str]:
     """Return the names that the sources lack; the resolver names one at a time, so it is asked again for the rest."""
     missing: set[str] = set()
-    while left := [f"{name}=={version}" for name, version in pins.items() if name not in missing]:
-        ran = _compile(left, environment, "--no-deps")
+    while requirements := [f"{name}=={version}" for name, version in pins.items() if name not in missing]:
+        ran = _compile(requirements, environment, "--no-deps")
         if not ran.returncode:
             break
         new = {name for pair in _MISSING.findall(ran.stderr) for name in pair if name} & {*pins} - missing
         if not new:
-            told = without_credentials(ran.stderr.strip())
-            why = (told.splitlines() or [f"exit code {ran.returncode}"])[0]
+            explanation = without_credentials(ran.stderr.strip())
+            why = (explanation.splitlines() or [f"exit code {ran.returncode}"])[0]
             if _UNREACHABLE.search(ran.stderr):
                 raise _UncheckedError(why)
-            raise ConfigurationError(f"this environment's distributions cannot be found for nodes: {told}")
+            raise ConfigurationError(f"this environment's distributions cannot be found for nodes: {explanation}")
         missing |= new
     return frozenset(missing)
 

@@ -157,25 +157,25 @@ def _installed(_: tuple[object, ...]) -> InstalledDistributions:
 
 def _metadata_in(folder: Path) -> Mapping[str, Sequence[Path]]:
     """Return the places of metadata in a folder of the import path, by the names of the distributions."""
-    found: dict[str, list[Path]] = {}
+    places_by_name: dict[str, list[Path]] = {}
     places = [path for path in folder.glob("*.*-info") if path.suffix in (".dist-info", ".egg-info")]
     if folder.suffix == ".egg" and (folder / "EGG-INFO").is_dir():
-        found[canonicalize_name(folder.name.partition("-")[0])] = [folder / "EGG-INFO"]
+        places_by_name[canonicalize_name(folder.name.partition("-")[0])] = [folder / "EGG-INFO"]
     for path in sorted(places):
         name = path.stem.partition("-")[0]
         if _NAME.fullmatch(name):
-            found.setdefault(canonicalize_name(name), []).append(path)
-    return found
+            places_by_name.setdefault(canonicalize_name(name), []).append(path)
+    return places_by_name
 
 
 def marker_environment(extra: str = "") -> dict[str, str]:
     """Return the values of markers on nodes: Linux, with this process's version of Python."""
     from packaging.markers import default_environment
 
-    here = {name: str(value) for name, value in default_environment().items()}
-    if here["sys_platform"] != "linux":
-        here |= {"platform_machine": "x86_64", "platform_release": "", "platform_version": ""}
-    return here | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "extra": extra}
+    markers = {name: str(value) for name, value in default_environment().items()}
+    if markers["sys_platform"] != "linux":
+        markers |= {"platform_machine": "x86_64", "platform_release": "", "platform_version": ""}
+    return markers | {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "extra": extra}
 
 
 def _text_of(path: Path) -> str:

@@ -88,17 +88,17 @@ def _has(text: str, extra: str = "") -> bool:
         requirement = Requirement(text)
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             return True
-        found = importlib.metadata.distribution(requirement.name)
-        fits = not requirement.url and requirement.specifier.contains(found.version, prereleases=True)
-        return fits and all(_has_extra(found, name) for name in requirement.extras)
+        distribution = importlib.metadata.distribution(requirement.name)
+        fits = not requirement.url and requirement.specifier.contains(distribution.version, prereleases=True)
+        return fits and all(_has_extra(distribution, name) for name in requirement.extras)
     except (InvalidRequirement, importlib.metadata.PackageNotFoundError):
         return False
     except (KeyError, TypeError, ValueError):  # its metadata is damaged
         return False
 
 
-def _has_extra(found: importlib.metadata.Distribution, extra: str) -> bool:
-    of_extra = [text for text in found.requires or () if "extra" in text.partition(";")[2]]
+def _has_extra(distribution: importlib.metadata.Distribution, extra: str) -> bool:
+    of_extra = [text for text in distribution.requires or () if "extra" in text.partition(";")[2]]
     return all(_has(text, extra) for text in of_extra)
 
 

@@ -90,21 +90,21 @@ def local_wheel(distribution: Distribution, environment: Mapping[str, str]) -> P
     """
     cache = platformdirs.user_cache_path("skyward") / "wheels"
     folder = cache / f"{distribution.name}-{_key(distribution)}"
-    if not (found := sorted(folder.glob("*.whl"))):
+    if not (wheels := sorted(folder.glob("*.whl"))):
         _build(distribution, folder, environment)
-        found = sorted(folder.glob("*.whl"))
+        wheels = sorted(folder.glob("*.whl"))
         _forget_older(cache, distribution.name, folder)
-    if not found:
+    if not wheels:
         raise _failure(distribution, "the build left no wheel")
-    _refuse_other_systems(distribution, found[0])
-    return found[0]
+    _refuse_other_systems(distribution, wheels[0])
+    return wheels[0]
 
 
 def _build(distribution: Distribution, folder: Path, environment: Mapping[str, str]) -> None:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Made beside its place, and moved there at once: other processes may build the same.
-    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-        out = Path(made) / "out"
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        out = Path(temporary) / "out"
         out.mkdir()
         if distribution.origin is Origin.FILES:
             name = distribution.name.replace("-", "_")
@@ -112,7 +112,7 @@ def _build(distribution: Distribution, folder: Path, environment: Mapping[str, s
         elif distribution.origin is Origin.ARCHIVE and distribution.place.endswith(".whl"):
             shutil.copy2(distribution.place, out)
         else:
-            _run(distribution, _command(distribution, out), {**environment, **_outside_of_sources(Path(made))})
+            _run(distribution, _command(distribution, out), {**environment, **_outside_of_sources(Path(temporary))})
         for wheel in out.glob("*.whl"):
             try:
                 _drop_addresses(wheel)
@@ -140,14 +140,14 @@ def _drop_addresses(wheel: Path) -> None:
         record = f"{place.rpartition('/')[0]}/RECORD"
         row = f"{place},sha256={_digest_in_records(after)},{len(after)}"
         new = wheel.with_suffix(".new")
-        with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as made:
+        with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as rewritten:
             for member in old.infolist():
                 content = after if member.filename == place else old.read(member)
                 if member.filename == record:
                     rows = content.decode("utf-8", "replace").splitlines()
-                    rows = [row if each.partition(",")[0] == place else each for each in rows]
-                    content = "".join(f"{each}\n" for each in rows).encode()
-                made.writestr(member, content)
+                    rows = [row if line.partition(",")[0] == place else line for line in rows]
+                    content = "".join(f"{line}\n" for line in rows).encode()
+                rewritten.writestr(member, content)
     new.replace(wheel)
 
 
@@ -162,13 +162,13 @@ def _pack(distribution: Distribution) -> bytes:
     return pack_wheel(distribution.name, distribution.version, map(str, distribution.requires), contents)
 
 
-def _outside_of_sources(made: Path) -> Mapping[str, str]:
+def _outside_of_sources(root: Path) -> Mapping[str, str]:
     """Return variables that keep setuptools from writing into the sources it builds.
 
     Its ``build/`` would stay there, and modules that are deleted later would still be in the next wheel.
     """
-    settings = made / "setuptools.cfg"
-    settings.write_text(f"[build]\nbuild_base = {made / 'build'}\n[egg_info]\negg_base = {made}\n", encoding="utf-8")
+    settings = root / "setuptools.cfg"
+    settings.write_text(f"[build]\nbuild_base = {root / 'build'}\n[egg_info]\negg_base = {root}\n", encoding="utf-8")
     return {
         "DIST_EXTRA_CONFIG": str(settings)
     }  # https://setuptools.pypa.io/en/latest/deprecated/distutils/configfile.html
@@ -180,11 +180,11 @@ def _command(distribution: Distribution, out: Path) -> Sequence[str]:
         case Origin.FOLDER | Origin.ARCHIVE:
             return [uv, "build", "--wheel", "--python", sys.executable, "--out-dir", str(out), distribution.place]
         case Origin.REPOSITORY | Origin.ADDRESS:
-            wanted = f"{distribution.name} @ {distribution.place}"
-            return [*_pip(uv), "wheel", "--no-deps", "--no-input", "--retries=1", "--wheel-dir", str(out), wanted]
+            requirement = f"{distribution.name} @ {distribution.place}"
+            return [*_pip(uv), "wheel", "--no-deps", "--no-input", "--retries=1", "--wheel-dir", str(out), requirement]
         case Origin.INDEX | Origin.FILES:
-            wanted = f"{distribution.name}=={distribution.version}"
-            return [*_pip(uv), "download", "--no-deps", "--only-binary=:all:", *_platform(), "--dest", str(out), wanted]
+            pin = f"{distribution.name}=={distribution.version}"
+            return [*_pip(uv), "download", "--no-deps", "--only-binary=:all:", *_platform(), "--dest", str(out), pin]
 
 
 def _pip(uv: str) -> Sequence[str]:
@@ -277,13 +277,13 @@ def _is_no_source(folder: Path, name: str) -> bool:
 
 
 def _content(path: Path) -> bytes:
-    seen = path.stat()
-    if seen.st_size > _READ_BYTES:
-        return f"{seen.st_size} {seen.st_mtime_ns}".encode()
+    status = path.stat()
+    if status.st_size > _READ_BYTES:
+        return f"{status.st_size} {status.st_mtime_ns}".encode()
     return blake3(path.read_bytes()).digest()
 
 
 def _forget_older(cache: Path, name: str, newest: Path) -> None:
-    builds = [each for each in cache.glob(f"{name}-*") if each.name.rpartition("-")[0] == name and each != newest]
-    for old in sorted(builds, key=lambda each: each.stat().st_mtime, reverse=True)[_KEPT_BUILDS - 1 :]:
+    builds = [build for build in cache.glob(f"{name}-*") if build.name.rpartition("-")[0] == name and build != newest]
+    for old in sorted(builds, key=lambda build: build.stat().st_mtime, reverse=True)[_KEPT_BUILDS - 1 :]:
         shutil.rmtree(old, ignore_errors=True)

@@ -163,8 +163,8 @@ def client_uv() -> Path | None:
 
         return Path(find_uv_bin())
     except (ImportError, FileNotFoundError):  # run from its sources, or the package was taken apart
-        found = shutil.which("uv")
-        return Path(found) if found else None
+        program = shutil.which("uv")
+        return Path(program) if program else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,11 +134,11 @@ def distributions_of(names: Mapping[str, str], here: InstalledDistributions) -> 
         names: full names of modules, each with its importer.
         here: the installed distributions.
     """
-    found: dict[str, Needed] = {}
+    needed: dict[str, Needed] = {}
     for module, importer in names.items():
         for name in _owners(module, here):
-            found.setdefault(name, Needed(name=name, module=module, importer=importer))
-    return found
+            needed.setdefault(name, Needed(name=name, module=module, importer=importer))
+    return needed
 
 
 class LoadedNames(Container[str]):
@@ -248,8 +248,8 @@ def _imported_while_running(value: FunctionType, *, conditional: bool) -> Iterat
     """Yield the modules that a function's own imports bring, with the imports of the user's modules among them."""
     # Its lines as tracebacks show them: those of a notebook's cell are in no file.
     text = "".join(linecache.getlines(value.__code__.co_filename))
-    here = imports_in(text, value.__globals__.get("__package__") or "")
-    names = imports_of(value) - here.optional - (frozenset() if conditional else here.conditional)
+    stated = imports_in(text, value.__globals__.get("__package__") or "")
+    names = imports_of(value) - stated.optional - (frozenset() if conditional else stated.conditional)
     yield from ((name, _name_of(value)) for name in names)
     for source in sources_of(names):
         yield from ((name, source.name) for name in _imports_of_source(source).first)

@@ -56,7 +56,7 @@ def engine_pins() -> tuple[str, ...]:
     except PackageNotFoundError:
         declared = []
     needed = [r.name for r in declared if r.marker is None or r.marker.evaluate({"extra": ""})]
-    of_front_ends = [name for each in FRONT_ENDS.values() if each.is_installed for name in each.on_nodes]
+    of_front_ends = [name for front_end in FRONT_ENDS.values() if front_end.is_installed for name in front_end.on_nodes]
     names = {canonicalize_name(name) for name in (*ENGINE_PACKAGES, *needed, *of_front_ends)} - _CLIENT_ONLY
     return tuple(sorted(f"{name}=={version(name)}" for name in names))
 

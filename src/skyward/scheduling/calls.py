@@ -677,9 +677,9 @@ class CallTable:
 
     def _completed(self, event: Progress) -> Progress:
         # Events of Dask's tasks state themselves what runs.
-        left = None if event.total is None else event.total - event.ended
+        unfinished = None if event.total is None else event.total - event.ended
         running = self._silent.get(event.label, event.running)
-        return replace(event, running=running if left is None else min(running, left))
+        return replace(event, running=running if unfinished is None else min(running, unfinished))
 
     def progress(self, running: Iterable[WorkCount | None]) -> tuple[Progress, ...]:
         """Return the progress of all unfinished work."""

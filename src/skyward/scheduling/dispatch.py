@@ -361,7 +361,7 @@ class Dispatch:
     def rebalance(self, now: float) -> list[Action]:
         """Take back calls that wait behind an unexpectedly long one while other workers go on. Called periodically."""
         # Not only for idle workers: as long as new calls come, no worker is idle, and these would wait for ever.
-        prompt = sum(each.up and not each.draining and not each.overdue for each in self._workers.values())
+        prompt = sum(worker.up and not worker.draining and not worker.overdue for worker in self._workers.values())
         actions: list[Action] = []
         for worker in self._workers.values():
             others = prompt - (goes_on := worker.up and not worker.draining)

@@ -561,10 +561,10 @@ class Scheduler:
             self._remove(link, reason, preempted=preempted)
         self._leaving -= {rank}
         if for_good:
-            gone = self._workers_of(rank)
-            self._known.difference_update(gone)
-            self._take_places(gone)
-            for worker_id in gone:
+            workers = self._workers_of(rank)
+            self._known.difference_update(workers)
+            self._take_places(workers)
+            for worker_id in workers:
                 self._perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
 
     async def drain(self, rank: int) -> None:
@@ -876,7 +876,9 @@ class Scheduler:
         """Return ``base`` with the calls, and with the present state of its nodes' workers."""
         now, calls = self._loop.time(), self.calls
         nodes = tuple(
-            replace(node, workers=tuple(self._worker(WorkerId(node.node, each.worker), now) for each in node.workers))
+            replace(
+                node, workers=tuple(self._worker(WorkerId(node.node, worker.worker), now) for worker in node.workers)
+            )
             for node in base.nodes
         )
         running = len(self._dispatch.running())

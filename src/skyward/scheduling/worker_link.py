@@ -272,10 +272,10 @@ class WorkerLink:
         return connection
 
     async def _greet(self, connection: Connection) -> None:
-        asked = time.perf_counter()
+        asked_s = time.perf_counter()
         await connection.exchange([self._session_id, self._link.session.seen])
         fresh, incarnation, seen = await connection.first_message()
-        self.round_trip_s = time.perf_counter() - asked
+        self.round_trip_s = time.perf_counter() - asked_s
         if fresh:
             if self.incarnation:
                 await self._owner.lane_lost(self)
@@ -438,8 +438,8 @@ class WorkerLink:
         if self.functions.get(function.id):
             return
         # Calls that wait on the worker keep the evicted functions: the stream is in order.
-        if gone := self.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
-            self.push(messages.ForgetFunctions(gone))
+        if evicted := self.functions.put(function.id, True, function.nbytes):  # noqa: FBT003 - a value
+            self.push(messages.ForgetFunctions(evicted))
         self.push(messages.StoreFunction(function.id, function.payload, function.label))
 
     def hold_present(self, call: LiveCall) -> bool:

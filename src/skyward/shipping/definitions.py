@@ -111,10 +111,10 @@ class _Main(ModuleType):
     def __getattr__(self, name: str) -> type:
         """Return a class that came by another way, as with a task of Dask's; the newest of that name."""
         # Dask pickles with cloudpickle, whose record of classes is the only trace of where they were found.
-        found = [cls for cls in list(_ids_of_classes) if cls.__module__ == MAIN and cls.__qualname__ == name]
-        if not found:
+        classes = [cls for cls in list(_ids_of_classes) if cls.__module__ == MAIN and cls.__qualname__ == name]
+        if not classes:
             raise AttributeError(f"module {MAIN!r} has no attribute {name!r}", name=name, obj=self)
-        return found[-1]
+        return classes[-1]
 
 
 class _Receiving(threading.local):
@@ -235,7 +235,7 @@ def own_attributes(cls: type[Any]) -> dict[str, Any]:
     own = {name: value for name, value in vars(cls).items() if name not in hidden and not _is_slot_of(cls, value)}
     if "_abc_impl" in own:  # caches besides the registered classes
         references = cast("Any", abc)._get_dump(cls)[0]  # noqa: SLF001 - as cloudpickle does
-        own["_abc_impl"] = [registered for each in references if (registered := each()) is not None]
+        own["_abc_impl"] = [registered for reference in references if (registered := reference()) is not None]
     return own
 
 
@@ -415,9 +415,9 @@ def _no_init(*_: object) -> None:
 def _new_enum(parts: _Members, metaclass: Any, name: str, bases: tuple[type, ...], stated: dict[str, Any]) -> type:
     boundary, mixin, members = parts
 
-    def __new__(cls: Any, given: Any) -> Any:  # noqa: N807
-        member = mixin.__new__(cls, *given.payload)
-        member._value_ = given.value
+    def __new__(cls: Any, member_data: Any) -> Any:  # noqa: N807
+        member = mixin.__new__(cls, *member_data.payload)
+        member._value_ = member_data.value
         return member
 
     options = {} if boundary is None else {"boundary": boundary}
@@ -673,7 +673,7 @@ def _module_of(value: object) -> str:
 
 def _name_in_main(value: object) -> str:
     names = list(vars(sys.modules["__main__"]).items())
-    return next((name for name, each in names if each is value), "")
+    return next((name for name, named in names if named is value), "")
 
 
 _Parts = tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]
@@ -701,16 +701,16 @@ def _parts_of_typing(value: Any) -> _Parts:
 
 
 def _remade(make: Any, arguments: tuple[Any, ...], options: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    made = make(*arguments, **options)
+    copy = make(*arguments, **options)
     for name, value in attributes.items():
-        setattr(made, name, value)
-    return made
+        setattr(copy, name, value)
+    return copy
 
 
 def _reduced_member(member: Any) -> Reduced | None:
     """Return the reduction of an enum's member by its name, or of a composite that has none by its value."""
     cls = cast("type[Any]", type(member))
-    own = next(vars(each)["__reduce_ex__"] for each in cls.__mro__ if "__reduce_ex__" in vars(each))
+    own = next(vars(base)["__reduce_ex__"] for base in cls.__mro__ if "__reduce_ex__" in vars(base))
     if getattr(own, "__module__", None) not in ("enum", None):
         return None  # its author's way
     name = getattr(member, "_name_", None)
@@ -724,11 +724,11 @@ def _member(cls: type[enum.Enum], name: str) -> enum.Enum:
 
 
 def _cached_property(cls: Any, names: dict[str, Any]) -> Any:
-    made: Any = object.__new__(cls)
-    vars(made).update(names)
+    copy: Any = object.__new__(cls)
+    vars(copy).update(names)
     if "lock" in names:  # until Python 3.12
-        made.lock = threading.RLock()
-    return made
+        copy.lock = threading.RLock()
+    return copy
 
 
 def _reduced_sentinel(value: Any, by_name: Callable[[Any], bool]) -> Reduced | None:
@@ -746,19 +746,19 @@ def _reduced_sentinel(value: Any, by_name: Callable[[Any], bool]) -> Reduced | N
 
 
 def _state_of_single(value: Any) -> dict[str, Any]:
-    slots = (name for each in type(value).__mro__ for name in vars(each).get("__slots__", ()))
+    slots = (name for base in type(value).__mro__ for name in vars(base).get("__slots__", ()))
     return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
 
 
 def _bare(cls: Any, state: Mapping[str, Any]) -> Any:
-    made: Any = cls.__new__(cls)
-    _set_state(made, state)
-    return made
+    copy: Any = cls.__new__(cls)
+    _set_state(copy, state)
+    return copy
 
 
-def _set_state(made: Any, state: Mapping[str, Any]) -> None:
-    for name, each in state.items():
-        object.__setattr__(made, name, each)
+def _set_state(value: Any, state: Mapping[str, Any]) -> None:
+    for name, attribute in state.items():
+        object.__setattr__(value, name, attribute)
 
 
 def is_single_dispatch(function: FunctionType) -> bool:

@@ -69,12 +69,12 @@ class Recent(Generic[K, V]):
             self._bytes -= old[1]
         self._entries[key] = value, nbytes
         self._bytes += nbytes
-        gone: list[K] = []
+        evicted: list[K] = []
         while self._bytes > self._bound_bytes and len(self._entries) > 1:
             oldest, (_, freed) = self._entries.popitem(last=False)
             self._bytes -= freed
-            gone.append(oldest)
-        return gone
+            evicted.append(oldest)
+        return evicted
 
     def clear(self) -> None:
         """Drop all entries."""
@@ -141,12 +141,12 @@ class FunctionCache:
             known = self._known.get(fn)
         if known is not None and known.is_unchanged():
             return known.packed
-        seen = _look(fn)  # before it is pickled: a change in between makes the entry invalid, not the pickle stale
+        states = _look(fn)  # before it is pickled: a change in between makes the entry invalid, not the pickle stale
         packed = _pack_function(fn, memo, self)
         # One with blobs is not kept: an array in its closure may be changed in place, which identity cannot show.
-        if seen is not None and not packed.blobs:
+        if states is not None and not packed.blobs:
             with self._lock:
-                self._known.put(fn, _Known(seen, packed), packed.nbytes)
+                self._known.put(fn, _Known(states, packed), packed.nbytes)
         return packed
 
 

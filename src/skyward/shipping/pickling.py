@@ -404,8 +404,8 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
             yield "", obj.__func__
             yield ".__self__", obj.__self__
         case _ if inspect.isfunction(obj):
-            seen = inspect.getclosurevars(inspect.unwrap(obj))
-            for name, value in (*seen.nonlocals.items(), *seen.globals.items()):
+            variables = inspect.getclosurevars(inspect.unwrap(obj))
+            for name, value in (*variables.nonlocals.items(), *variables.globals.items()):
                 if value is not obj:
                     yield f" → its variable {name!r}", value
         case _:
@@ -621,7 +621,7 @@ def _own_reduction(error: BaseException) -> str | Reduced | None:
     if registered is not None and not registered.__module__.startswith("tblib"):
         return registered(error)
     own = cls.__mro__[: cls.__mro__.index(_builtin_base(cls))]
-    if any({"__reduce__", "__reduce_ex__"} & vars(each).keys() for each in own):
+    if any({"__reduce__", "__reduce_ex__"} & vars(base).keys() for base in own):
         return error.__reduce_ex__(5)
     return None
 
@@ -648,15 +648,15 @@ def _reduced_error(
 
 
 def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
-    return next(each for each in cls.__mro__ if not each.__flags__ & _HEAP_TYPE)
+    return next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
 
 
 def _slots_of(error: BaseException) -> dict[str, Any]:
     """Return the values of slots, and of the fields of builtin classes, such as ``name`` of an AttributeError."""
     names = [
         name
-        for each in type(error).__mro__
-        for name, value in vars(each).items()
+        for base in type(error).__mro__
+        for name, value in vars(base).items()
         if isinstance(value, MemberDescriptorType) and not name.startswith("__") and name not in _LEFT_BEHIND
     ]
     return {name: value for name in names if (value := getattr(error, name, None)) is not None}

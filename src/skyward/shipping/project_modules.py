@@ -83,10 +83,10 @@ def is_installed_at(name: str, place: str) -> bool:
         return True
     if "." in name and (outer := _place_of_package(package)) is not None and _is_inside(place, os.path.dirname(outer)):
         return is_installed_at(package, outer)
-    given, resolved = Path(os.path.abspath(place)), Path(_resolved(place))
+    absolute, resolved = Path(os.path.abspath(place)), Path(_resolved(place))
     if any(_is_inside(str(resolved), folder) for folder in _folders_of_python()) or _is_in_package_folder(resolved):
         return True
-    return any(_is_recorded(name, path) for path in dict.fromkeys((given, resolved)))
+    return any(_is_recorded(name, path) for path in dict.fromkeys((absolute, resolved)))
 
 
 # Texts, not paths: this is asked of every module of the program, and a path takes 30 us.
@@ -122,7 +122,7 @@ def added_package_folders() -> list[str]:
     Another program of this interpreter does not find what is in them, as in a PEX or after a bootstrap of a layer.
     """
     known = {*_folders_of_python()}
-    known |= {str(Path(each).resolve()) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each}
+    known |= {str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     known |= {line for folder in map(Path, [*known]) for line in _lines_of_pth_files(folder)}
     entries = [str(Path(entry).resolve()) for entry in sys.path if entry]
     return [entry for entry in dict.fromkeys(entries) if entry not in known and _has_packages(Path(entry))]
@@ -194,28 +194,28 @@ def _listings(root: str, _: int) -> str:
 _ALL_OF_IT = "/*,"
 
 
-def _listing(found: importlib.metadata.Distribution) -> str:
+def _listing(distribution: importlib.metadata.Distribution) -> str:
     """Return the files of a distribution, each on a line of its own and before a comma, or else its packages."""
-    if (record := _metadata(found, "RECORD")) is not None:
+    if (record := _metadata(distribution, "RECORD")) is not None:
         return f"\n{record}"
-    if (record := _metadata(found, "installed-files.txt")) is not None:
+    if (record := _metadata(distribution, "installed-files.txt")) is not None:
         return f"\n{record}".replace("\n../", "\n").replace("\n", ",\n")
-    if _metadata(found, "SOURCES.txt") is not None:  # the by-product of an editable installation, or of a build
+    if _metadata(distribution, "SOURCES.txt") is not None:  # the by-product of an editable installation, or of a build
         return ""
-    names = (_metadata(found, "top_level.txt") or "").split() or [_name(found).replace("-", "_")]
+    names = (_metadata(distribution, "top_level.txt") or "").split() or [_name(distribution).replace("-", "_")]
     return "".join(f"\n{name}{_ALL_OF_IT}" for name in names)
 
 
-def _metadata(found: importlib.metadata.Distribution, name: str) -> str | None:
+def _metadata(distribution: importlib.metadata.Distribution, name: str) -> str | None:
     try:
-        return found.read_text(name)
+        return distribution.read_text(name)
     except (OSError, UnicodeError):  # damaged, or in another encoding: as if it were not there
         return None
 
 
-def _name(found: importlib.metadata.Distribution) -> str:
+def _name(distribution: importlib.metadata.Distribution) -> str:
     try:
-        return str(cast("Any", found.metadata).get("Name"))  # indexed, it warns where there is none
+        return str(cast("Any", distribution.metadata).get("Name"))  # indexed, it warns where there is none
     except (OSError, UnicodeError, KeyError, TypeError):
         return ""
 
@@ -320,13 +320,13 @@ class SentSources:
         self._editions: dict[str, int] = {}
         self._sets: WeakSet[SourceSet] = WeakSet()
 
-    def missing(self, wanted: SourceSet) -> list[ModuleSource]:
+    def missing(self, sources: SourceSet) -> list[ModuleSource]:
         """Return the sources to send now; they count as sent."""
-        if wanted in self._sets:
+        if sources in self._sets:
             return []
-        missing = [source for source in wanted.sources if self._editions.get(source.name, 0) < source.edition_ns]
+        missing = [source for source in sources.sources if self._editions.get(source.name, 0) < source.edition_ns]
         self._editions |= {source.name: source.edition_ns for source in missing}
-        self._sets.add(wanted)
+        self._sets.add(sources)
         return missing
 
 
@@ -367,8 +367,8 @@ def _way(name: str) -> Way:
 
 def sources_of(names: Iterable[str]) -> tuple[ModuleSource, ...]:
     """Return the user's own modules among ``names``, with their packages and imports, by name. Imports nothing."""
-    found = source_set(names)
-    return found.sources if found is not None else ()
+    sources = source_set(names)
+    return sources.sources if sources is not None else ()
 
 
 def source_set(names: Iterable[str]) -> SourceSet | None:
@@ -414,26 +414,26 @@ class _Shelf:
             return sources
 
     def _set_of(self, names: frozenset[str]) -> SourceSet | None:
-        found: dict[str, ModuleSource] = {}
+        sources: dict[str, ModuleSource] = {}
         seen: set[str] = set()
         waiting = set(names)
         while waiting:
             seen.add(name := waiting.pop())
             if (source := self.source(name)) is not None:
-                found[name] = source
+                sources[name] = source
                 waiting |= needed_with(source) - seen
-        taken = dict(found)
-        for name in [*found]:
+        taken = dict(sources)
+        for name in [*sources]:
             for outer in packages_around(name):
-                if outer not in found and ((spec := _spec_of(outer)) is None or spec.origin is None):
-                    found[outer] = self._edition(outer, "", is_package=True, origin="")
+                if outer not in sources and ((spec := _spec_of(outer)) is None or spec.origin is None):
+                    sources[outer] = self._edition(outer, "", is_package=True, origin="")
         folders = search_path_state() if any(map(self._is_absent, names)) else None
-        if not found and folders is None:
+        if not sources and folders is None:
             return None
         loaded = {name: module for name in taken if (module := sys.modules.get(name)) is not None}
         files = {name: source.origin for name, source in taken.items() if name not in loaded}
         return SourceSet(
-            sources=tuple(found[name] for name in sorted(found)),
+            sources=tuple(sources[name] for name in sorted(sources)),
             loaded=tuple(loaded),
             modules=tuple(loaded.values()),
             specs=tuple(map(_SPEC, loaded.values())),
@@ -582,8 +582,8 @@ def _files_in(folder: str) -> tuple[tuple[str, bytes], ...]:
 
 def _paths_in(folder: str) -> Iterator[Path]:
     for inside, folders, files in islice(os.walk(folder), _ENTRIES):
-        seen = sorted(name for name in folders if not name.startswith(".") and name not in _NO_DATA)
-        folders[:] = [name for name in seen if not os.path.exists(os.path.join(inside, name, "pyvenv.cfg"))]
+        shown = sorted(name for name in folders if not name.startswith(".") and name not in _NO_DATA)
+        folders[:] = [name for name in shown if not os.path.exists(os.path.join(inside, name, "pyvenv.cfg"))]
         yield from (Path(inside, name) for name in sorted(files) if not name.startswith(".") and name not in _NO_DATA)
 
 
@@ -612,7 +612,9 @@ def _find_inside(name: str, folders: list[str]) -> ModuleSpec | None:
     except KeyError:  # a folder without __init__.py, whose spec can only be made when the package it is in is imported
         spec = ModuleSpec(name, None, is_package=True)
         last = name.rpartition(".")[2]
-        spec.submodule_search_locations = [here for each in folders if os.path.isdir(here := os.path.join(each, last))]
+        spec.submodule_search_locations = [
+            inner for folder in folders if os.path.isdir(inner := os.path.join(folder, last))
+        ]
         return spec
 
 
@@ -632,8 +634,8 @@ def _needed(name: str, text: str, origin: str, is_package: bool, /) -> frozenset
         code = code_here(name) or compile(text, origin, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):  # its import fails on the worker, as it would here
         return frozenset((outer,)) if outer else frozenset()
-    found = code_imports(code, name if is_package else outer)
-    return found | {outer} if outer else found
+    imports = code_imports(code, name if is_package else outer)
+    return imports | {outer} if outer else imports
 
 
 def code_here(name: str) -> CodeType | None:

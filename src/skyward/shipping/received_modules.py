@@ -84,7 +84,7 @@ class _Shadows:
             return self._import(name, globals, locals, fromlist, level)
         if package in getattr(self.aside, "importing", ()):  # a module of the hidden package, which is in place
             return self._import(name, globals, locals, fromlist, level)
-        if level == 0 and name in hidden and all(hasattr(hidden[name], each) for each in fromlist or ()):
+        if level == 0 and name in hidden and all(hasattr(hidden[name], member) for member in fromlist or ()):
             return hidden[name] if fromlist else hidden[package]
         with self._swapped(package, hidden):
             return self._import(name, globals, locals, fromlist, level)
@@ -193,23 +193,23 @@ class SourceFinder(MetaPathFinder):
         parent = sys.modules.get(fullname.rpartition(".")[0])
         if parent is not None and not is_received(parent) and not _is_namespace(parent.__spec__):
             return None  # a submodule of another package than the one sent
-        found = self._found(fullname, path)
-        if "." not in fullname and self._is_as_sent(fullname, found):  # with its data and its compiled parts
+        installed = self._found(fullname, path)
+        if "." not in fullname and self._is_as_sent(fullname, installed):  # with its data and its compiled parts
             self._left.add(fullname)
             return None
-        return None if _is_unneeded(source, found) else _spec(source)
+        return None if _is_unneeded(source, installed) else _spec(source)
 
     def _found(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """Return what this process would import without the received sources."""
-        found = found_here(name, path, besides=self)
-        place = place_of(found)
-        return None if place is not None and _is_copy(place) else found
+        spec = found_here(name, path, besides=self)
+        place = place_of(spec)
+        return None if place is not None and _is_copy(place) else spec
 
-    def _is_as_sent(self, package: str, found: ModuleSpec | None) -> bool:
-        if found is None or not found.origin:
+    def _is_as_sent(self, package: str, spec: ModuleSpec | None) -> bool:
+        if spec is None or not spec.origin:
             return False
         sent = [source for name, source in list(self.sources.items()) if name.partition(".")[0] == package]
-        return all(_text_here(source, found.origin) == source.text for source in sent)
+        return all(_text_here(source, spec.origin) == source.text for source in sent)
 
     def _take_over(self, package: str) -> None:
         """Have a package imported from its sources from now on, if it is not here as it was sent."""
@@ -225,7 +225,7 @@ class SourceFinder(MetaPathFinder):
             return
         if package in self._left or not _is_installed(spec):
             self._left.discard(package)
-            for name in [each for each in list(sys.modules) if each.partition(".")[0] == package]:
+            for name in [module_name for module_name in list(sys.modules) if module_name.partition(".")[0] == package]:
                 del sys.modules[name]
         else:
             self._shadows.hide(package)
@@ -275,11 +275,11 @@ def _is_namespace(spec: ModuleSpec | None) -> bool:
     return spec is not None and spec.origin is None and spec.submodule_search_locations is not None
 
 
-def _is_unneeded(source: ModuleSource | None, found: ModuleSpec | None) -> bool:
+def _is_unneeded(source: ModuleSource | None, spec: ModuleSpec | None) -> bool:
     """Return True for a namespace of the user's of which packages here have a part."""
-    if source is None or not source.is_namespace or found is None:
+    if source is None or not source.is_namespace or spec is None:
         return False
-    return found.submodule_search_locations is not None and _is_installed(found)
+    return spec.submodule_search_locations is not None and _is_installed(spec)
 
 
 def _is_installed(spec: ModuleSpec) -> bool:

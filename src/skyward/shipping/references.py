@@ -188,9 +188,9 @@ class _Reader(ast.NodeVisitor):
         if _is_for_type_checkers(node.test):
             self._within(node.orelse, self._found)
             return
-        found = self.optional if self._found is self.optional else self.conditional
-        self._within(node.body, found)
-        self._within(node.orelse, found)
+        target = self.optional if self._found is self.optional else self.conditional
+        self._within(node.body, target)
+        self._within(node.orelse, target)
 
     def visit_With(self, node: ast.With) -> None:
         lenient = any(_suppresses(item.context_expr) for item in node.items)
@@ -198,13 +198,13 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Try(self, node: ast.Try) -> None:
         lenient = any(_catches(handler.type) for handler in node.handlers)
-        found = self.optional if lenient else self._found
+        target = self.optional if lenient else self._found
         for part in (node.body, node.handlers, node.orelse):  # a handler imports the substitute
-            self._within(part, found)
+            self._within(part, target)
         self._within(node.finalbody, self._found)
 
-    def _within(self, nodes: Sequence[ast.AST], found: set[str]) -> None:
-        outside, self._found = self._found, found
+    def _within(self, nodes: Sequence[ast.AST], target: set[str]) -> None:
+        outside, self._found = self._found, target
         for node in nodes:
             self.visit(node)
         self._found = outside
@@ -218,15 +218,15 @@ def _suppresses(context: ast.expr) -> bool:
     return (
         isinstance(context, ast.Call)
         and _last_name(context.func) == "suppress"
-        and any(_last_name(each) in _CAUGHT for each in context.args)
+        and any(_last_name(kind) in _CAUGHT for kind in context.args)
     )
 
 
 def _catches(kinds: ast.expr | None) -> bool:
     if kinds is None:
         return True
-    each = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
-    return any(_last_name(kind) in _CAUGHT for kind in each)
+    caught = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
+    return any(_last_name(kind) in _CAUGHT for kind in caught)
 
 
 def _last_name(expression: ast.expr) -> str:
