@@ -79,10 +79,9 @@ class FleetStage:
             pool_id="pool",
             tls=TlsIdentity(ca="ca", cert="cert", key="key"),
             publish=self.events.append,
-            on_node_message=lambda node, message: None,
             ledger=self.ledger,
             clock=self.clock,
-            open_node=self.nodes,
+            make_node=self.nodes,
         )
 
 

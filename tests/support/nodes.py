@@ -7,17 +7,19 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.fleet.machine_size import MachineSize
-from skyward.fleet.node import Node, NodeListener
+from skyward.fleet.node import Node, SharedLooks
 from skyward.machine.local import LocalAccess
 from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.image import ImageSettings
 from skyward.request.instance import InstanceSpec
+from skyward.testing.provider import FakeProvider
 from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig, NodeReady
 
-__all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance", "node_ready"]
+__all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance", "node_ready", "open_node"]
 
 Phase = Literal["reach", "prepare", "start", "join", "stop"]
 """What a fake node can be told to fail at; its log does not mention that it was reached."""
@@ -78,6 +80,45 @@ def node_instance(address: str = "127.0.0.1", network: str = "here") -> Instance
     )
 
 
+def open_node(
+    instance: Instance | None = None,
+    *,
+    transport: Any = None,
+    provider: FakeProvider | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    **record: Any,
+) -> Node:
+    """A node on a running machine, and the record of it.
+
+    Args:
+        instance: the record of its machine.
+        transport: the way to it; None is that of its access.
+        provider: who reports its machine; by default one that has it as it is given.
+        clock: the time.
+        record: further arguments of :class:`Node`.
+    """
+    instance = instance or node_instance()
+    if provider is None:
+        provider = FakeProvider()
+        provider.instances[instance.id] = instance
+    looks = SharedLooks(provider, clock=clock)
+    node = _OpenNode(transport, **{"rank": 0, "instance": instance, "launched_at": 0.0, "looks": looks} | record)
+    node.open()
+    return node
+
+
+class _OpenNode(Node):
+    """A node with another transport than that of its access, if one is given."""
+
+    def __init__(self, transport: Any, **record: Any) -> None:
+        super().__init__(**record)
+        self._given = transport
+
+    def open(self) -> None:
+        super().open()
+        self.transport = self._opened = self._given or self.transport
+
+
 class FakeNode(Node):
     """A node whose machine does not exist. Made by :class:`FakeNodes`, which knows what fails.
 
@@ -87,28 +128,27 @@ class FakeNode(Node):
         head_addr: address of the head that it was told of; empty before. Every node has an address of its own.
         service: name, module and address of the service that it was told to run; None before.
         total_nodes: how many nodes it was told there are meant to be.
-        hardware: the size of its machine, which its supervisor reports; as bought unless its maker says otherwise.
+        hardware: the size of its machine, which its supervisor reports.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        rank: int,
-        on_message: NodeListener,
-        faults: Mapping[Phase, BaseException | asyncio.Event],
-        *,
-        predecessors: int = 0,
-    ) -> None:
-        assert instance.access is not None
-        super().__init__(instance=instance, rank=rank, transport=instance.access.open(), on_message=on_message)
+    hardware: InstanceSpec
+
+    def __init__(self, maker: FakeNodes, **record: Any) -> None:
+        super().__init__(**record)
         self.log: list[Phase] = []
         self.config: NodeConfig | None = None
         self.head_addr = ""
         self.service: tuple[str, str, str] | None = None
         self.total_nodes = 0
-        self.hardware = instance.offer.spec
-        self._faults = faults
-        self._predecessors = predecessors
+        self._maker = maker
+        self._predecessors = 0
+
+    def open(self) -> None:
+        """See :meth:`Node.open`."""
+        super().open()
+        self.hardware = self._maker.hardware(self.instance)
+        self._predecessors = sum(node.rank == self.rank for node in self._maker.opened)
+        self._maker.opened.append(self)
 
     @property
     def address(self) -> str:
@@ -117,11 +157,9 @@ class FakeNode(Node):
 
     async def reach(self, within_s: float) -> MachineSize | None:
         """See :meth:`Node.reach`."""
-        match self._faults.get("reach"):
-            case BaseException() as error:
-                raise error
-            case _:
-                return MachineSize(cpu=self.hardware.cpu, memory_bytes=int(self.hardware.memory_gib * _GIB))
+        if isinstance(fault := self._maker.faults[self.rank].get("reach"), BaseException):
+            raise fault
+        return MachineSize(cpu=self.hardware.cpu, memory_bytes=int(self.hardware.memory_gib * _GIB))
 
     async def prepare(self, image: ImageSettings, progress: Callable[[str], None]) -> None:
         """See :meth:`Node.prepare`."""
@@ -140,7 +178,7 @@ class FakeNode(Node):
         if (order.head_addr, order.total_nodes) == (self.head_addr, self.total_nodes):
             return
         self.log.append("join")
-        if isinstance(fault := self._faults.get("join"), BaseException):
+        if isinstance(fault := self._maker.faults[self.rank].get("join"), BaseException):
             raise fault
         self.head_addr, self.total_nodes = order.head_addr, order.total_nodes
 
@@ -155,7 +193,7 @@ class FakeNode(Node):
     async def _enter(self, phase: Phase) -> None:
         self.log.append(phase)
         await asyncio.sleep(0)
-        match self._faults.get(phase):
+        match self._maker.faults[self.rank].get(phase):
             case asyncio.Event() as hanging:
                 hanging.set()
                 await asyncio.Event().wait()
@@ -166,10 +204,11 @@ class FakeNode(Node):
 
 
 class FakeNodes:
-    """Opens fake nodes: pass it to a fleet as ``open_node``.
+    """Makes fake nodes: pass it to a fleet as ``make_node``.
 
     Attributes:
-        opened: the nodes opened, in order.
+        opened: the nodes whose machines ran, in order.
+        faults: what the nodes of each rank meet, by phase.
         hanging: set once a node hangs that was told to.
         hardware: the real size of a machine.
     """
@@ -178,28 +217,24 @@ class FakeNodes:
         self.hardware: Callable[[Instance], InstanceSpec] = lambda instance: instance.offer.spec
         self.opened: list[FakeNode] = []
         self.hanging = asyncio.Event()
-        self._faults: dict[int, dict[Phase, BaseException | asyncio.Event]] = defaultdict(dict)
+        self.faults: dict[int, dict[Phase, BaseException | asyncio.Event]] = defaultdict(dict)
 
     def fail(self, rank: int, phase: Phase, error: BaseException) -> None:
         """Have the node of ``rank`` raise ``error`` in ``phase``."""
-        self._faults[rank][phase] = error
+        self.faults[rank][phase] = error
 
     def hang(self, rank: int, phase: Phase) -> None:
         """Have the node of ``rank`` never come back from ``phase``."""
-        self._faults[rank][phase] = self.hanging
+        self.faults[rank][phase] = self.hanging
 
     def heal(self, rank: int, phase: Phase) -> None:
         """Have the node of ``rank`` do ``phase`` as it should, from now on."""
-        self._faults[rank].pop(phase, None)
+        self.faults[rank].pop(phase, None)
 
     def logs(self) -> Mapping[int, Sequence[Phase]]:
         """What each node went through, by rank."""
         return {node.rank: node.log for node in self.opened}
 
-    def __call__(self, instance: Instance, rank: int, on_message: NodeListener) -> FakeNode:
-        """Open a node."""
-        predecessors = sum(node.rank == rank for node in self.opened)
-        node = FakeNode(instance, rank, on_message, self._faults[rank], predecessors=predecessors)
-        node.hardware = self.hardware(instance)
-        self.opened.append(node)
-        return node
+    def __call__(self, **record: Any) -> FakeNode:
+        """Make a node; see :class:`Node`."""
+        return FakeNode(self, **record)

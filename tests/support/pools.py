@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,9 +187,8 @@ class SimulatedPool:
             pool_id=self.pool_id,
             tls=_TLS,
             publish=self.events.append,
-            on_node_message=self._hear,
             ledger=ledger,
-            open_node=self.nodes,
+            make_node=partial(self.nodes, on_message=self._hear),
         )
         bus: Any = SimpleNamespace(publish=self._publish, together=nullcontext)
         network: Any = self.network

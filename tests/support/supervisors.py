@@ -6,15 +6,15 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import UnreachableError
 from skyward.fleet import node as nodes
 from skyward.fleet.control_client import ControlClient
 from skyward.fleet.machine_size import MachineSize
-from skyward.fleet.node import Node, NodeListener
+from skyward.fleet.node import Node
 from skyward.machine.access import Completed
-from skyward.providers.base import Instance
 from skyward.wire.control import (
     Command,
     Ending,
@@ -247,7 +247,7 @@ class _Transport:
         argv: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | memoryview = b"",
         timeout_s: float,
     ) -> Completed:
         """The one thing that is asked this way is whether the supervisor lives."""
@@ -284,14 +284,16 @@ class SimulatedNode(FakeNode):
         lost: whether it is dead, or said that it will be.
     """
 
-    def __init__(
-        self, instance: Instance, rank: int, on_message: NodeListener, around: _Surroundings, *, predecessors: int
-    ) -> None:
-        super().__init__(instance, rank, on_message, {}, predecessors=predecessors)
-        self.transport = _Transport(self, around)
+    def __init__(self, maker: SimulatedNodes, **record: Any) -> None:
+        super().__init__(maker, **record)
         self.lost = False
         self._supervisor: _Supervisor | None = None
-        self._around = around
+        self._around = maker.around
+
+    def open(self) -> None:
+        """See :meth:`Node.open`."""
+        super().open()
+        self.transport = _Transport(self, self._around)
 
     @property
     def runs(self) -> bool:
@@ -397,21 +399,20 @@ class SimulatedNode(FakeNode):
 
 
 class SimulatedNodes(FakeNodes):
-    """Opens simulated nodes: pass it to a fleet as ``open_node``."""
+    """Makes simulated nodes: pass it to a fleet as ``make_node``."""
 
     def __init__(self, network: SimulatedNetwork, work: Work, *, control_s: float = 0.001) -> None:
         super().__init__()
-        self._around = _Surroundings(network=network, work=work, control_s=control_s)
-        self.simulated: list[SimulatedNode] = []
+        self.around = _Surroundings(network=network, work=work, control_s=control_s)
 
-    def __call__(self, instance: Instance, rank: int, on_message: NodeListener) -> SimulatedNode:
-        """Open a node."""
-        predecessors = sum(node.rank == rank for node in self.opened)
-        node = SimulatedNode(instance, rank, on_message, self._around, predecessors=predecessors)
-        node.hardware = self.hardware(instance)
-        self.opened.append(node)
-        self.simulated.append(node)
-        return node
+    @property
+    def simulated(self) -> list[SimulatedNode]:
+        """The nodes whose machines ran, in order."""
+        return [node for node in self.opened if isinstance(node, SimulatedNode)]
+
+    def __call__(self, **record: Any) -> SimulatedNode:
+        """Make a node; see :class:`Node`."""
+        return SimulatedNode(self, **record)
 
     def trouble(
         self,
@@ -421,9 +422,9 @@ class SimulatedNodes(FakeNodes):
         startups: Iterable[Startup] = (),
     ) -> None:
         """What happens from now on, in order of time, to all nodes together; nothing after that."""
-        self._around.phases = {phase: deque(faults) for phase, faults in phases.items()}
-        self._around.puts = deque(puts)
-        self._around.startups = deque(startups)
+        self.around.phases = {phase: deque(faults) for phase, faults in phases.items()}
+        self.around.puts = deque(puts)
+        self.around.startups = deque(startups)
 
     def mend(self) -> None:
         """From now on nothing goes wrong, and all that runs can be reached."""

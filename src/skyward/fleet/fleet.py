@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
@@ -24,9 +23,9 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.events import Error, InstancePreempted, Notice, SkywardEvent
-from skyward.fleet.machines import Machine, Machines
-from skyward.fleet.node import Node, NodeListener, NodeLoss, open_node, unless_gone
-from skyward.fleet.node_setup import NodeSetup, OpenNode
+from skyward.fleet.machines import Machines
+from skyward.fleet.node import MakeNode, Node, NodeLoss, NodeState, unless_gone
+from skyward.fleet.node_setup import NodeSetup, renew_secrets
 from skyward.fleet.outputs import fetch_files, joined
 from skyward.fleet.topology import HEAD, separation, service_out_of_reach
 from skyward.ledger.ledger import Ledger
@@ -53,25 +52,8 @@ _HOPELESS = (AuthenticationError, BudgetError, ConfigurationError, PoolStateErro
 _logger = logging.getLogger("skyward")
 
 
-class NodeState(enum.Enum):
-    """State of the present node of a rank."""
-
-    LAUNCHING = "launching"
-    """Its machine is being requested from the provider."""
-    PREPARING = "preparing"
-    """Its machine exists and is being started, reached and given its environment."""
-    STARTING = "starting"
-    """Its supervisor is being started; its ports are not chosen yet."""
-    JOINING = "joining"
-    """Its supervisor runs and waits for the order to start its workers, which names the head."""
-    READY = "ready"
-    """Its supervisor has that order: the engine uses the node."""
-    ENDING = "ending"
-    """Its machine is being terminated and may still bill."""
-
-
 _UP = (NodeState.JOINING, NodeState.READY)
-_COMING_UP = (NodeState.PREPARING, NodeState.STARTING, NodeState.JOINING)
+_COMING_UP = (NodeState.PREPARING, NodeState.PREPARED, NodeState.STARTING, NodeState.JOINING)
 
 
 class FleetUser(Protocol):
@@ -110,11 +92,9 @@ class Member:
 
     Attributes:
         rank: the rank.
-        state: state of its present node.
-        machine: its present machine; None before the launch and after a loss.
-        node: the node in use, or the lost one that is not replaced yet.
+        node: its present node; None before the launch and after a loss.
+        used: the node that the engine uses, or has used and that is not replaced yet.
         network: the network of its last node; None before the first, empty for an island.
-        in_use: True while the engine uses its node.
         wanted: False once it has to leave the fleet, or was given up.
         leave: set once it has to leave.
         up: done when its node is in use.
@@ -125,18 +105,26 @@ class Member:
     """
 
     rank: int
-    state: NodeState = NodeState.LAUNCHING
-    machine: Machine | None = None
     node: Node | None = None
+    used: Node | None = None
     network: str | None = None
-    in_use: bool = False
     wanted: bool = True
     leave: asyncio.Event = field(default_factory=asyncio.Event)
     up: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     failures: int = 0
-    launching: asyncio.Task[Mapping[int, Machine]] | None = None
-    spare: asyncio.Task[Machine | None] | None = None
+    launching: asyncio.Task[Mapping[int, Node]] | None = None
+    spare: asyncio.Task[Node | None] | None = None
     task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> NodeState:
+        """State of its present node."""
+        return NodeState.LAUNCHING if self.node is None else self.node.state
+
+    @property
+    def in_use(self) -> bool:
+        """True while the engine uses its node."""
+        return self.used is not None and self.used is self.node
 
 
 class Fleet:
@@ -148,10 +136,9 @@ class Fleet:
         pool_id: the pool's id.
         tls: the certificates every node gets.
         publish: receives the events of provisioning and shutdown; must not block.
-        on_node_message: receives the reports of the nodes; must not block.
         ledger: where machines are recorded before they are requested.
         clock: the time, for deadlines and cost.
-        open_node: makes the handle of a running machine.
+        make_node: maker of the nodes.
     """
 
     _user: FleetUser
@@ -164,27 +151,18 @@ class Fleet:
         pool_id: str,
         tls: TlsIdentity,
         publish: Callable[[SkywardEvent], None],
-        on_node_message: NodeListener,
         ledger: Ledger,
         clock: Clock = SYSTEM_CLOCK,
-        open_node: OpenNode = open_node,
+        make_node: MakeNode = Node,
     ) -> None:
         self._request = request
         self._pool_id = pool_id
         self._publish = publish
         self._clock = clock
-        self._machines = Machines(provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock)
-        self._setup = NodeSetup(
-            provider=provider,
-            request=request,
-            machines=self._machines,
-            pool_id=pool_id,
-            tls=tls,
-            publish=publish,
-            on_node_message=on_node_message,
-            clock=clock,
-            open_node=open_node,
+        self._machines = Machines(
+            provider, request, pool_id=pool_id, publish=publish, ledger=ledger, clock=clock, make_node=make_node
         )
+        self._setup = NodeSetup(self._machines, tls)
         self._members: dict[int, Member] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -205,8 +183,8 @@ class Fleet:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes that were reached and are not being ended, by rank."""
-        machines = [member.machine for _, member in sorted(self._members.items())]
-        return tuple(machine.node for machine in machines if machine is not None and machine.node is not None)
+        nodes = [member.node for _, member in sorted(self._members.items())]
+        return tuple(node for node in nodes if node is not None and node.is_open)
 
     def cost(self, now: float) -> CostReport:
         """Return the cost of the fleet until ``now``, an ``elapsed`` reading of its clock in seconds."""
@@ -225,29 +203,29 @@ class Fleet:
     def _node_status(self, member: Member) -> NodeStatus:
         state = "ending" if not member.wanted else "starting" if member.state in _COMING_UP else member.state.value
         workers = worker_names(member.rank, self._request.workers_per_node)
-        if (machine := member.machine) is None:
+        if (node := member.node) is None:
             return NodeStatus(rank=member.rank, state=state, workers=workers)
-        offer = machine.instance.offer
+        offer = node.instance.offer
         return NodeStatus(
             rank=member.rank,
             state=state,
             workers=workers,
-            instance_id=machine.instance.id,
+            instance_id=node.instance.id,
             instance_type=offer.spec.name,
             accelerators=(offer.spec.accelerator,) * offer.spec.accelerator_count if offer.spec.accelerator else (),
             spot=offer.spot,
-            price_per_hour=charged_price(machine.instance),
+            price_per_hour=charged_price(node.instance),
         )
 
     # --- nodes in use -----------------------------------------------------------------------------------------------
 
     def started_nodes(self) -> list[Node]:
         """Return the nodes whose supervisor runs."""
-        return [node for node in self.nodes if self._members[node.rank].state in _UP]
+        return [node for node in self.nodes if node.state in _UP]
 
     def ready_nodes(self) -> list[Node]:
         """Return the nodes that the engine uses, or is about to use."""
-        return [node for node in self.nodes if self._members[node.rank].state is NodeState.READY]
+        return [node for node in self.nodes if node.state is NodeState.READY]
 
     def head(self) -> Node:
         """Return the head node.
@@ -297,12 +275,12 @@ class Fleet:
         """
         self._user = user
         members = self._add_members(range(self._request.nodes))
-        self._spawn(self._setup.secrets.renew())
+        self._spawn(renew_secrets(self._machines))
         self._spawn(self._end_lost_machines())
         try:
-            machines = await self._machines.launch([member.rank for member in members])
+            nodes = await self._machines.launch([member.rank for member in members])
             await _all_or_the_first_error(
-                {machine.rank: self._make_node(self._members[machine.rank], machine) for machine in machines}
+                {node.rank: self._make_node(self._members[node.rank], node) for node in nodes}
             )
         except BaseException as error:
             await _clean_up_after(error, self.stop())
@@ -436,7 +414,7 @@ class Fleet:
         Raises :class:`~skyward.errors.TerminationError` if it leaves and its machine may still exist.
         """
         try:
-            if member.node is not None or await self._add(member):
+            if member.used is not None or await self._add(member):
                 what = f"keeping node {member.rank}"
                 # Any failure starts it again: each of its steps is repeatable, and the nodes of other ranks go on.
                 await keep(
@@ -480,27 +458,26 @@ class Fleet:
         return True
 
     async def _outlive_nodes(self, member: Member) -> None:
-        while (node := member.node) is not None:
+        while (node := member.used) is not None:
             failures, member.failures = member.failures, member.failures + 1  # counted if this raises: it may buy
             member.failures = await self._outlive(member, node, failures)
 
     async def _outlive(self, member: Member, node: Node, failures: int) -> int:
         """Wait for a node's loss and replace it; return the number of recent failures.
 
-        Without a replacement, :attr:`Member.node` is None afterwards.
+        Without a replacement, :attr:`Member.used` is None afterwards.
         """
         rank, began = member.rank, self._clock.monotonic()
         try:
             loss = await self._watch(member, node)
-            member.in_use = False
             if loss is None:
-                member.node = None
+                member.used = None
                 return failures
             self._discard(member)
             reason = f"node {rank} {'is preempted' if loss.preempted else 'is lost'}: {loss.reason}"
             if not member.wanted:
                 self._user.detach(rank, reason, for_good=True, preempted=loss.preempted)
-                member.node = None
+                member.used = None
                 return failures
             if loss.timed_out:
                 self._publish(Error(reason, node.instance.id))
@@ -590,7 +567,7 @@ class Fleet:
         return why, failures
 
     def _give_up(self, member: Member, reason: str) -> None:
-        member.wanted, member.node = False, None
+        member.wanted, member.used = False, None
         self._forget(member)
         self._user.detach(member.rank, reason, for_good=True)
         if member.rank == HEAD:  # until there is a head again, every node is its own
@@ -611,57 +588,56 @@ class Fleet:
     async def _bring_up(self, member: Member) -> None:
         """Launch a machine and make it a node in use; on failure, terminate it and confirm that."""
         try:
-            machine = await self._launch_for(member)
-            await self._make_node(member, machine)
+            await self._make_node(member, await self._launch_for(member))
         except BaseException as error:
             if member.wanted and not self._closed:  # else whoever cancelled this ends the machine
                 await _clean_up_after(error, self._end(member))
             raise
 
-    async def _launch_for(self, member: Member) -> Machine:
+    async def _launch_for(self, member: Member) -> Node:
         """Return a machine for a rank: of the order it is part of, the spare one, or a new one."""
         if member.launching is not None:
-            machines = await asyncio.shield(member.launching)
+            nodes = await asyncio.shield(member.launching)
             member.launching = None  # not before: an interrupted member waits for its machine, and ends it
-            return machines[member.rank]
+            return nodes[member.rank]
         if (spare := member.spare) is not None:
             try:
-                machine = await asyncio.shield(spare)
+                node = await asyncio.shield(spare)
             finally:
                 if spare.done():
                     member.spare = None
-            if machine is not None:
-                return machine
+            if node is not None:
+                return node
         return (await self._launch([member.rank]))[member.rank]
 
-    async def _launch(self, ranks: Sequence[int]) -> Mapping[int, Machine]:
-        return {machine.rank: machine for machine in await self._machines.launch(ranks, beside=self._others(ranks))}
+    async def _launch(self, ranks: Sequence[int]) -> Mapping[int, Node]:
+        return {node.rank: node for node in await self._machines.launch(ranks, beside=self._others(ranks))}
 
-    def _others(self, ranks: Collection[int]) -> list[Machine]:
-        """Return the present machines of all other ranks."""
+    def _others(self, ranks: Collection[int]) -> list[Node]:
+        """Return the present nodes of all other ranks."""
         members = [member for member in self._members.values() if member.rank not in ranks]
-        return [member.machine for member in members if member.machine is not None]
+        return [member.node for member in members if member.node is not None]
 
-    async def _launch_spare(self, member: Member) -> Machine | None:
+    async def _launch_spare(self, member: Member) -> Node | None:
         """Launch and prepare the next machine of a rank; return None if none could be launched.
 
         On cancellation and failure its machine is ended in the background.
         """
         rank, earlier = member.rank, len(self._machines.all)
-        machine: Machine | None = None
+        node: Node | None = None
         try:
-            machine = (await self._launch([rank]))[rank]
-            while not machine.prepared:
+            node = (await self._launch([rank]))[rank]
+            while node.state is NodeState.PREPARING:
                 try:
-                    await self._prepare(machine)
+                    await self._prepare(node)
                 except UnfitMachineError as error:
-                    machine = await self._exchange(machine, error)
+                    node = await self._exchange(node, error)
         except BaseException as error:
             self._end_in_background(*self._machines.unended_of(rank, since=earlier))
-            if machine is not None or not isinstance(error, Exception):
+            if node is not None or not isinstance(error, Exception):
                 raise
             self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
-        return machine
+        return node
 
     async def _drop_spare(self, member: Member) -> None:
         """End the spare machine of a rank in the background, unless it was used."""
@@ -670,46 +646,45 @@ class Fleet:
             return
         spare.cancel()
         await asyncio.wait([spare])
-        if not spare.cancelled() and spare.exception() is None and (machine := spare.result()) is not None:
-            self._end_in_background(machine)
+        if not spare.cancelled() and spare.exception() is None and (node := spare.result()) is not None:
+            self._end_in_background(node)
 
-    async def _make_node(self, member: Member, machine: Machine) -> None:
-        """Make a node in use of a launched machine, or of another one as long as it is, or turns out, unfit."""
+    async def _make_node(self, member: Member, node: Node) -> None:
+        """Have the engine use the node on a machine, or on another one as long as it is, or turns out, unfit."""
         while True:
-            member.machine, member.state = machine, NodeState.PREPARING
+            member.node = node
             try:
-                if not machine.prepared:
-                    await self._prepare(machine)
-                await self._start_node(member, machine)
+                if node.state is NodeState.PREPARING:
+                    await self._prepare(node)
+                await self._start_node(member, node)
             except UnfitMachineError as error:
-                member.machine, member.state = None, NodeState.LAUNCHING
-                machine = await self._exchange(machine, error)
+                member.node = None
+                node = await self._exchange(node, error)
             else:
                 return
 
-    async def _prepare(self, machine: Machine) -> None:
+    async def _prepare(self, node: Node) -> None:
         """Wait until a machine runs, reach it, and give it its environment.
 
         Raises:
             UnfitMachineError: the machine cannot become a node, for a fault of its own.
         """
-        await self._machines.wait_running(machine)
-        node = self._setup.open(machine)
-        self._refuse_apart(machine)  # before the environment, which takes minutes
-        await self._setup.equip(machine, node)
-        machine.prepared = True
+        await self._machines.wait_running(node)
+        self._setup.open(node)
+        self._refuse_apart(node)  # before the environment, which takes minutes
+        await self._setup.equip(node)
+        node.state = NodeState.PREPARED
 
-    async def _start_node(self, member: Member, machine: Machine) -> None:
+    async def _start_node(self, member: Member, node: Node) -> None:
         """Start the supervisor of a prepared machine, have it join, and have the engine use the node."""
-        node, rank = machine.node, member.rank
-        assert node is not None
-        self._refuse_apart(machine)
-        member.state, member.network = NodeState.STARTING, machine.instance.network
-        await self._setup.start(machine, node, len(self.wanted), head=self._head_of(member) is member)
-        member.state = NodeState.JOINING
+        rank = member.rank
+        self._refuse_apart(node)
+        node.state, member.network = NodeState.STARTING, node.instance.network
+        await self._setup.start(node, len(self.wanted), head=self._head_of(member) is member)
+        node.state = NodeState.JOINING
         self._wake_waiters()
         await unless_gone(node, self._join(member, node))
-        member.state = NodeState.READY
+        node.state = NodeState.READY
         if rank == HEAD:
             self._announce()
         try:
@@ -719,21 +694,21 @@ class Fleet:
             self._user.detach(rank, reason, for_good=False)
             raise
         self._machines.unfit.forget(rank)  # later ones are counted from one
-        member.node, member.in_use = node, True
+        member.used = node
 
-    async def _exchange(self, machine: Machine, error: UnfitMachineError) -> Machine:
+    async def _exchange(self, node: Node, error: UnfitMachineError) -> Node:
         """Launch another machine in the place of an unfit one, which is ended in the background.
 
         Raises :class:`~skyward.errors.CapacityError` after the last attempt, and the provider's errors.
         """
-        self._machines.reject(machine, error)
-        self._end_in_background(machine)
-        return await self._machines.instead_of(machine, beside=self._others((machine.rank,)))
+        self._machines.reject(node, error)
+        self._end_in_background(node)
+        return await self._machines.instead_of(node, beside=self._others((node.rank,)))
 
-    def _refuse_apart(self, machine: Machine) -> None:
+    def _refuse_apart(self, node: Node) -> None:
         """Raise if the nodes have to reach each other and do not, as far as their machines run."""
-        running = {other.rank: other.instance.network for other in self._others((machine.rank,)) if other.node}
-        running[machine.rank] = machine.instance.network
+        running = {other.rank: other.instance.network for other in self._others((node.rank,)) if other.is_open}
+        running[node.rank] = node.instance.network
         if self._request.one_network and (apart := separation(running)):
             raise service_out_of_reach(self._request.service_name, apart)
 
@@ -753,9 +728,9 @@ class Fleet:
     def _order_for(self, member: Member) -> Start | None:
         """Return the order that tells a node its head and the fleet's size; None without a head."""
         head = self._head_of(member)
-        if head is None or head.state not in _UP or head.machine is None or head.machine.node is None:
+        if head is None or head.node is None or head.node.state not in _UP:
             return None
-        return Start(head_addr=head.machine.node.address, total_nodes=len(self.wanted))
+        return Start(head_addr=head.node.address, total_nodes=len(self.wanted))
 
     def _head_of(self, member: Member) -> Member | None:
         """Return the head of a member's node: rank 0 if the node reaches it, else the node itself.
@@ -772,11 +747,11 @@ class Fleet:
     def _announce(self) -> None:
         """Send the head and the size to every ready node."""
         for member in self._members.values():
-            if member.state is not NodeState.READY or member.machine is None or member.machine.node is None:
+            if (node := member.node) is None or node.state is not NodeState.READY:
                 continue
             try:
                 if (order := self._order_for(member)) is not None:
-                    member.machine.node.join(order)
+                    node.join(order)
             except (UnreachableError, PoolStateError) as error:  # its own coroutine notices a lost node
                 _logger.debug("node %d did not receive a change of the fleet: %s", member.rank, error)
 
@@ -788,29 +763,30 @@ class Fleet:
         Raises :class:`~skyward.errors.TerminationError` with the ids of machines that may still exist; termination is
         retried every minute.
         """
-        member.state = NodeState.ENDING
+        if member.node is not None:
+            member.node.state = NodeState.ENDING
         await to_its_end(self._end_machines(member))
 
     async def _end_machines(self, member: Member) -> None:
         await self._drop_spare(member)
-        machines = self._machines.unended_of(member.rank)
+        nodes = self._machines.unended_of(member.rank)
         try:
-            await self._machines.end(machines)
+            await self._machines.end(nodes)
         finally:  # a machine that is not confirmed gone must not block its rank
-            member.machine, member.state = None, NodeState.LAUNCHING
-            self._end_in_background(*(machine for machine in machines if not machine.ended))
+            member.node = None
+            self._end_in_background(*(node for node in nodes if not node.ended))
 
     def _discard(self, member: Member) -> None:
         """End the machine of a lost node in the background; its rank may be launched again at once."""
-        machine, member.machine, member.state = member.machine, None, NodeState.LAUNCHING
-        if machine is not None:
-            self._end_in_background(machine)
+        node, member.node = member.node, None
+        if node is not None:
+            self._end_in_background(node)
 
-    def _end_in_background(self, *machines: Machine) -> None:
-        for machine in machines:
-            machine.has_rank = False
+    def _end_in_background(self, *nodes: Node) -> None:
+        for node in nodes:
+            node.has_rank = False
             if not self._closed:  # :meth:`stop` ends all machines itself
-                self._spawn(self._machines.end_at_last(machine))
+                self._spawn(self._machines.end_at_last(node))
 
     async def _end_lost_machines(self) -> None:
         """End the machines that appear after their create calls counted as without effect."""

@@ -25,7 +25,7 @@ from skyward.events import (
     Notice,
     SkywardEvent,
 )
-from skyward.fleet.node import Node, NodeLoss
+from skyward.fleet.node import OVER, MakeNode, Node, SharedLooks
 from skyward.fleet.outputs import Outputs
 from skyward.fleet.topology import connected, note_on_gangs
 from skyward.ledger.ledger import Ledger, Purchase
@@ -38,56 +38,14 @@ from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrde
 from skyward.providers.registry import provider_settings
 from skyward.request.request import PoolRequest
 
-OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
-"""States of a machine that is not, and will not be, a node."""
 _LOOK_S = 120.0
 """Timeout of one describe() call; a later call may still succeed."""
-_LOOK_EVERY_S = 1.0
-STATUS_EVERY_S = 5.0
-"""Least time between two requests for the state of a machine that does not answer."""
-_STATUS_TIMEOUT_S = 20.0
 _END_S = 30.0
 _AGAIN_S = 60.0
 _LIST_EVERY_S, _LIST_S = 30.0, 60.0
 _CERTAIN_S = 600.0
 """Time after which a machine that is not listed was certainly never made, however late its provider lists it."""
 _logger = logging.getLogger("skyward")
-
-
-@dataclass(slots=True, eq=False)
-class Machine:
-    """One machine that the fleet has had.
-
-    Attributes:
-        rank: the rank it was launched for.
-        instance: the provider's record of it.
-        usage: its billed time.
-        ready_by: ``monotonic`` reading of the clock by which a sound machine admits a login.
-        node: the handle of its node; None until it was reached.
-        prepared: True once it has its environment.
-        has_rank: False once it was found unfit, or its node was lost: it is ended in the background.
-        asked_at: ``monotonic`` reading of the clock at the last request for its state by :meth:`Machines.loss_of`.
-        end_tried: set after the first attempt to end it.
-    """
-
-    rank: int
-    instance: Instance
-    usage: Usage
-    ready_by: float = math.inf
-    node: Node | None = None
-    prepared: bool = False
-    has_rank: bool = True
-    asked_at: float = -math.inf
-    end_tried: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def ended(self) -> bool:
-        """True once it is confirmed gone."""
-        return self.usage.ended_at is not None
-
-    def end(self, now: float) -> None:
-        """Mark it as confirmed gone at ``now``."""
-        self.usage = replace(self.usage, ended_at=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,66 +63,6 @@ class CreateCall:
     usage: Usage
 
 
-@dataclass(slots=True, eq=False)
-class _Look:
-    """One call of ``describe``: ids requested so far, callers that wait for it, and the task that performs it."""
-
-    ids: list[str] = field(default_factory=list[str])
-    waiting: int = 0
-    task: asyncio.Task[Mapping[str, Instance]] | None = None
-
-
-class SharedLooks:
-    """Present records of machines; any number of callers cost one call of ``describe`` an interval.
-
-    Requests that arrive before a call begins are part of it. An error of a call reaches every caller that waits for it,
-    and nobody else. Belongs to the event loop.
-
-    Args:
-        provider: the provider of the machines; its own pace counts where that is slower than a call a second.
-        clock: the time between two calls.
-    """
-
-    def __init__(self, provider: Provider, *, clock: Clock) -> None:
-        self._provider = provider
-        self._clock = clock
-        self._interval_s = max(_LOOK_EVERY_S, provider.look_interval_s)
-        self._due_at = -math.inf
-        self._next: _Look | None = None
-
-    async def at(self, instance_id: str) -> Instance:
-        """Return a record of the machine that is read after this call. Raises the provider's errors."""
-        look = self._next
-        if look is None:
-            look = self._next = _Look()
-            look.task = asyncio.ensure_future(self._perform(look))
-        assert look.task is not None
-        look.ids.append(instance_id)
-        look.waiting += 1
-        try:
-            seen = await asyncio.shield(look.task)  # the other callers' too
-        finally:
-            look.waiting -= 1
-            if not look.waiting and not look.task.done():
-                await self._abandon(look, look.task)
-        return seen[instance_id]
-
-    async def _perform(self, look: _Look) -> Mapping[str, Instance]:
-        if (early_s := self._due_at - self._clock.monotonic()) > 0:
-            await self._clock.sleep(early_s)
-        self._next = None  # later requests are the next call's, even if this one never returns
-        self._due_at = self._clock.monotonic() + self._interval_s
-        ids = list(dict.fromkeys(look.ids))
-        return dict(zip(ids, await self._provider.describe(ids), strict=True))
-
-    async def _abandon(self, look: _Look, task: asyncio.Task[Mapping[str, Instance]]) -> None:
-        """End a call without a waiting caller: it may never return."""
-        if self._next is look:
-            self._next = None
-        task.cancel()
-        await asyncio.wait((task,))
-
-
 @dataclass(eq=False)
 class Machines:
     """Purchase and termination of a pool's machines.
@@ -176,6 +74,7 @@ class Machines:
         publish: receives the events of purchase and termination; must not block.
         ledger: where machines are recorded before they are requested.
         clock: the time, for deadlines and cost.
+        make_node: maker of the record of each.
         all: every machine so far, including those of a launch that failed halfway.
         grants: their access to the pool's volumes.
         looks: their present records.
@@ -189,7 +88,8 @@ class Machines:
     publish: Callable[[SkywardEvent], None]
     ledger: Ledger
     clock: Clock
-    all: list[Machine] = field(default_factory=list[Machine])
+    make_node: MakeNode = Node
+    all: list[Node] = field(default_factory=list[Node])
     unfit: UnfitMachines = field(default_factory=UnfitMachines)
     _noted: set[str] = field(default_factory=set[str])
     _coming: list[list[Usage]] = field(default_factory=list[list[Usage]])
@@ -215,15 +115,15 @@ class Machines:
         lost = (create.usage for create in self._lost.values())
         return [*(machine.usage for machine in self.all), *coming, *lost]
 
-    def unended(self) -> list[Machine]:
+    def unended(self) -> list[Node]:
         """Return the machines that are not confirmed gone."""
         return [machine for machine in self.all if not machine.ended]
 
-    def unended_of(self, rank: int, *, since: int = 0) -> list[Machine]:
+    def unended_of(self, rank: int, *, since: int = 0) -> list[Node]:
         """Return the machines of a rank that may exist; only those after the first ``since`` of :attr:`all`."""
         return [each for each in self.all[since:] if each.rank == rank and each.has_rank and not each.ended]
 
-    async def launch(self, ranks: Sequence[int], *, beside: Iterable[Machine] = ()) -> Sequence[Machine]:
+    async def launch(self, ranks: Sequence[int], *, beside: Iterable[Node] = ()) -> Sequence[Node]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
 
         Raises the provider's errors. Machines created until then are among ``all``.
@@ -243,7 +143,7 @@ class Machines:
         for note in (choice.note, apart, *(batch.offers[0].note for batch in batches)):
             self.notice(note)
         self.publish(InfraCreated(batches[0].offers[0].region))
-        launched: list[Machine] = []
+        launched: list[Node] = []
         coming = [*expected_usages(batches, self.clock.elapsed())]
         self._coming.append(coming)
         try:
@@ -273,7 +173,7 @@ class Machines:
             return 0.0
         return min(self.request.timeout_s, self._budget.cap_s(usages, now))
 
-    async def wait_running(self, machine: Machine) -> None:
+    async def wait_running(self, machine: Node) -> None:
         """Return once the machine runs and its address is known.
 
         Raises:
@@ -285,7 +185,7 @@ class Machines:
         try:
             seen = await wait_until(
                 lambda: self._look(machine.instance.id),
-                deadline_s=self.left_s(machine),
+                deadline_s=machine.left_s,
                 interval_s=1.0,
                 what=f"{self.provider.name} to run it",
                 clock=self.clock,
@@ -298,30 +198,7 @@ class Machines:
         await self.observe(machine, seen)
         self._check_price(machine)
 
-    async def loss_of(self, machine: Machine, *, at_once: bool = False) -> NodeLoss | None:
-        """Return how a machine was lost; None if it was not, without an answer, or if it was requested just before.
-
-        It is requested every five seconds at most, or ``at_once``. A node follows its machine to another address.
-        An error of the provider is no sign of the machine's end: taking it for one would buy a machine in vain.
-        """
-        if not at_once and self.clock.monotonic() - machine.asked_at < STATUS_EVERY_S:
-            return None
-        machine.asked_at = self.clock.monotonic()
-        name = self.provider.name
-        try:
-            async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                seen = await self.looks.at(machine.instance.id)
-        except Exception as error:
-            _logger.debug("%s gives no status of %s: %r", name, machine.instance.id, error)
-            return None
-        if seen.state is InstanceState.RUNNING and seen.access is not None and machine.node is not None:
-            machine.node.follow(seen.access)
-        if seen.state not in OVER:
-            return None
-        reason = f"{name} reports that it is {seen.state.value}" + (f": {seen.reason}" if seen.reason else "")
-        return NodeLoss(reason=reason, preempted=seen.preempted, machine_over=True)
-
-    async def observe(self, machine: Machine, seen: Instance) -> None:
+    async def observe(self, machine: Node, seen: Instance) -> None:
         """Take over a fresh record of a machine. A price that is read back counts from the launch."""
         before = machine.instance
         known = before.price_per_hour
@@ -333,7 +210,7 @@ class Machines:
             await asyncio.to_thread(self.ledger.record, [seen])
             self._note_bill([seen])
 
-    async def note_end(self, machine: Machine, *, may_end: bool) -> None:
+    async def note_end(self, machine: Node, *, may_end: bool) -> None:
         """Record the outcome of a machine's end check, which counts from then on instead of its provider's word."""
         claimed = machine.instance.ends_itself
         machine.instance = replace(machine.instance, end_check=(), ends_itself=claimed and may_end)
@@ -342,7 +219,7 @@ class Machines:
         except LedgerError as error:  # it counts there as one that cannot, until this is recorded
             _logger.warning("%s; until then the next pool's opening looks for machines that end themselves", error)
 
-    def _check_price(self, machine: Machine) -> None:
+    def _check_price(self, machine: Node) -> None:
         if excess := self._price_limit.excess(machine.instance):
             raise UnfitMachineError(excess)
 
@@ -350,11 +227,7 @@ class Machines:
         for note in notes_on_bill(self.provider.name, instances):
             self.notice(note)
 
-    def left_s(self, machine: Machine) -> float:
-        """Return the seconds within which the machine must admit a login."""
-        return max(0.0, machine.ready_by - self.clock.monotonic())
-
-    def reject(self, machine: Machine, error: UnfitMachineError) -> None:
+    def reject(self, machine: Node, error: UnfitMachineError) -> None:
         """Record that a machine cannot become a node; its host is avoided from now on.
 
         The caller ends it in the background, and launches another with :meth:`instead_of`.
@@ -375,7 +248,7 @@ class Machines:
             self.unfit.forget(machine.rank)
             raise exhausted from error
 
-    async def instead_of(self, machine: Machine, *, beside: Iterable[Machine]) -> Machine:
+    async def instead_of(self, machine: Node, *, beside: Iterable[Node]) -> Node:
         """Launch another machine for the rank of a rejected one, once that one's termination was requested.
 
         Raises the provider's errors, with the earlier attempts for the rank in a note.
@@ -391,7 +264,7 @@ class Machines:
             raise
         return other
 
-    async def end(self, machines: Sequence[Machine]) -> None:
+    async def end(self, machines: Sequence[Node]) -> None:
         """Stop the nodes on the machines, terminate the machines, confirm it.
 
         Raises:
@@ -401,7 +274,7 @@ class Machines:
             return
         for machine in machines:
             self.publish(InstanceStopping(machine.instance.id))
-        await self._outputs.rescue_and_stop([machine.node for machine in machines if machine.node is not None])
+        await self._outputs.rescue_and_stop([machine for machine in machines if machine.is_open])
         try:
             ids = [machine.instance.id for machine in machines]
             await end_instances(self.provider, ids, report=self.notice, clock=self.clock)
@@ -413,7 +286,7 @@ class Machines:
                 machine.end_tried.set()
         await self._note_ended(machines)
 
-    async def end_at_last(self, machine: Machine) -> None:
+    async def end_at_last(self, machine: Node) -> None:
         """End a machine that has no rank any more; retry every minute, because it costs money until it is gone."""
         while not machine.ended:
             if machine.end_tried.is_set():
@@ -423,7 +296,7 @@ class Machines:
             except TerminationError as error:
                 self.publish(Error(str(error), machine.instance.id))
 
-    async def appeared(self) -> Sequence[Machine]:
+    async def appeared(self) -> Sequence[Node]:
         """Wait for machines of lost create calls to be listed, and return them; they have no rank, and are to end."""
         while True:
             await self._lost_some.wait()
@@ -456,7 +329,7 @@ class Machines:
                 error,
             )
 
-    async def _take_listed(self) -> Sequence[Machine]:
+    async def _take_listed(self) -> Sequence[Node]:
         """Add the machines of lost create calls that are listed now: they have cost money since their create calls.
 
         Raises the provider's errors, and :class:`TimeoutError`.
@@ -465,7 +338,7 @@ class Machines:
             return ()
         async with asyncio.timeout(_LIST_S):
             listed = [each for each in await self.provider.tagged() if each.key in self._lost]
-        machines = [_machine(self._lost[each.key], each, self.clock) for each in listed]
+        machines = [self._node(self._lost[each.key], each) for each in listed]
         self._forget_lost([each.key for each in listed])
         for machine in machines:
             machine.has_rank = False
@@ -491,14 +364,14 @@ class Machines:
         if self._lost:
             self._lost_some.set()
 
-    async def _note_ended(self, machines: Sequence[Machine]) -> None:
+    async def _note_ended(self, machines: Sequence[Node]) -> None:
         now = self.clock.elapsed()
         try:
             await asyncio.to_thread(self.ledger.close, [machine.instance.key for machine in machines])
         except LedgerError as error:  # the machines are gone, only their entries stay open
             _logger.warning("%s; until then `skyward ls` lists machines that are gone", error)
         for machine in machines:  # after the ledger, so that a cancellation in between repeats both
-            machine.end(now)
+            machine.mark_ended(now)
 
     async def _look(self, instance_id: str) -> Instance | Exception | NotYet:
         """Return a running machine, or the error that ends the wait; the deadline's error is another."""
@@ -518,7 +391,7 @@ class Machines:
 
     async def _buy(
         self, batch: Batch, ranks: Sequence[int], later: Sequence[Batch], coming: list[Usage]
-    ) -> Sequence[Machine]:
+    ) -> Sequence[Node]:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
         self.publish(_launching(self.provider, self.request, asked, len(ranks), self._consent.forecast))
@@ -550,7 +423,7 @@ class Machines:
                 return launched
         raise AssertionError("unreachable")
 
-    async def _create(self, ranks: Sequence[int], order: _Order) -> Sequence[Machine]:
+    async def _create(self, ranks: Sequence[int], order: _Order) -> Sequence[Node]:
         """Launch machines of the first offer of an order, still without keys, that the provider can serve."""
         keys, creates, offers = await order.reserve(ranks), order.creates, order.batch.offers
         order = replace(order, keys=keys, timeout_s=max(1.0, min(map(order.lasts_s, offers))))
@@ -564,7 +437,7 @@ class Machines:
                 await self._take_over(error.instance_ids, creates)
             self.look_for(creates)
             raise
-        made = [_machine(creates[each.key], each, self.clock) for each in instances]
+        made = [self._node(creates[each.key], each) for each in instances]
         self.all += made
         await asyncio.to_thread(self.ledger.record, instances)
         if len(instances) < len(ranks):
@@ -583,16 +456,20 @@ class Machines:
             async with asyncio.timeout(_LOOK_S):
                 seen = await self.provider.describe(left)
             ours = [each for each in seen if each.key in creates and each.state is not InstanceState.GONE]
-            self.all += [_machine(creates[each.key], each, self.clock) for each in ours]
+            self.all += [self._node(creates[each.key], each) for each in ours]
             await asyncio.to_thread(self.ledger.record, ours)
         except Exception as error:  # the ledger has their keys: they are looked for later
             _logger.warning("%s gives no records of %s: %s", self.provider.name, ", ".join(left), error)
 
     def count_ended(self, create: CreateCall, instance: Instance) -> None:
         """Count a machine of a failed order, which is gone again: it has cost money."""
-        machine = _machine(create, instance, self.clock)
-        machine.end(self.clock.elapsed())
-        self.all.append(machine)
+        node = self._node(create, instance)
+        node.mark_ended(self.clock.elapsed())
+        self.all.append(node)
+
+    def _node(self, create: CreateCall, instance: Instance) -> Node:
+        """Return the record of a machine that was requested by ``create``, and answered now."""
+        return self.make_node(rank=create.rank, instance=instance, launched_at=create.began, looks=self.looks)
 
     def notice(self, message: str) -> None:
         """Publish a message unless it was published before."""
@@ -648,13 +525,6 @@ class _Order(LaunchOrder):
         self.machines.notice(f"{reason}: another is created. If the first one appears after all, it is ended")
         (other,) = await self.reserve([self.creates[key].rank])
         return other
-
-
-def _machine(create: CreateCall, instance: Instance, clock: Clock) -> Machine:
-    """Return the record of a machine that was requested by ``create``, and answered now."""
-    ready_by = clock.monotonic() + instance.offer.ready_within_s
-    usage = Usage.of(instance.offer, create.began).charged(instance.price_per_hour)
-    return Machine(rank=create.rank, instance=instance, usage=usage, ready_by=ready_by)
 
 
 def _launching(

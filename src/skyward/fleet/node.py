@@ -1,17 +1,18 @@
-"""One node, as the client sees it: its machine, the transport to it, and the connection to its supervisor."""
+"""One node of a fleet: its machine and what it costs, the transport to it, and the connection to its supervisor."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import math
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skyward.base.waiting import SYSTEM_CLOCK, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, Clock, wait_until
 from skyward.environment.bootstrap import Environment, bootstrap, let_in
 from skyward.environment.includes_and_volumes import deliver_includes, deliver_volumes
 from skyward.environment.local_environment import prepare_environment
@@ -23,7 +24,8 @@ from skyward.fleet.node_logs import keep_logs
 from skyward.fleet.supervisor_start import start_supervisor
 from skyward.machine.access import Access, Completed, Transport
 from skyward.market.choose import UnfitMachineError
-from skyward.providers.base import Instance
+from skyward.market.cost import Usage
+from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.request.image import ImageSettings
 from skyward.request.volume import GrantedVolume
 from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, RunService, Start
@@ -31,6 +33,12 @@ from skyward.wire.frames import TlsIdentity
 from skyward.wire.limits import MIG_UNDO_S, RELEASE_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 
+OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
+"""States of a machine that is not, and will not be, a node."""
+STATUS_EVERY_S = 5.0
+"""Least time between two requests for the state of a machine that does not answer."""
+_STATUS_TIMEOUT_S = 20.0
+_LOOK_EVERY_S = 1.0
 _CONNECT_TIMEOUT_S = 30.0
 _JUDGE_S = 0.5
 _JUDGE_TIMEOUT_S = 30.0
@@ -90,37 +98,141 @@ class LinkUp:
     seconds: float
 
 
+@dataclass(slots=True, eq=False)
+class _Look:
+    """One call of ``describe``: ids requested so far, callers that wait for it, and the task that performs it."""
+
+    ids: list[str] = field(default_factory=list[str])
+    waiting: int = 0
+    task: asyncio.Task[Mapping[str, Instance]] | None = None
+
+
+class SharedLooks:
+    """Present records of machines; any number of callers cost one call of ``describe`` an interval.
+
+    Requests that arrive before a call begins are part of it. An error of a call reaches every caller that waits for it,
+    and nobody else. Belongs to the event loop.
+
+    Args:
+        provider: the provider of the machines; its own pace counts where that is slower than a call a second.
+        clock: the time between two calls.
+    """
+
+    def __init__(self, provider: Provider, *, clock: Clock) -> None:
+        self.provider = provider
+        self.clock = clock
+        self._interval_s = max(_LOOK_EVERY_S, provider.look_interval_s)
+        self._due_at = -math.inf
+        self._next: _Look | None = None
+
+    async def at(self, instance_id: str) -> Instance:
+        """Return a record of the machine that is read after this call. Raises the provider's errors."""
+        look = self._next
+        if look is None:
+            look = self._next = _Look()
+            look.task = asyncio.ensure_future(self._perform(look))
+        assert look.task is not None
+        look.ids.append(instance_id)
+        look.waiting += 1
+        try:
+            seen = await asyncio.shield(look.task)  # the other callers' too
+        finally:
+            look.waiting -= 1
+            if not look.waiting and not look.task.done():
+                await self._abandon(look, look.task)
+        return seen[instance_id]
+
+    async def _perform(self, look: _Look) -> Mapping[str, Instance]:
+        if (early_s := self._due_at - self.clock.monotonic()) > 0:
+            await self.clock.sleep(early_s)
+        self._next = None  # later requests are the next call's, even if this one never returns
+        self._due_at = self.clock.monotonic() + self._interval_s
+        ids = list(dict.fromkeys(look.ids))
+        return dict(zip(ids, await self.provider.describe(ids), strict=True))
+
+    async def _abandon(self, look: _Look, task: asyncio.Task[Mapping[str, Instance]]) -> None:
+        """End a call without a waiting caller: it may never return."""
+        if self._next is look:
+            self._next = None
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+def _ignore(_node: Node, _message: object) -> None:
+    """Listen to nothing."""
+
+
+class NodeState(enum.Enum):
+    """State of a node."""
+
+    LAUNCHING = "launching"
+    """Its machine is being requested from the provider."""
+    PREPARING = "preparing"
+    """Its machine exists and is being started, reached and given its environment."""
+    PREPARED = "prepared"
+    """It has its environment."""
+    STARTING = "starting"
+    """Its supervisor is being started; its ports are not chosen yet."""
+    JOINING = "joining"
+    """Its supervisor runs and waits for the order to start its workers, which names the head."""
+    READY = "ready"
+    """Its supervisor has that order: the engine uses the node."""
+    ENDING = "ending"
+    """Its machine is being terminated and may still bill."""
+
+
 class Node:
-    """One node. Its methods are called in order: ``reach``, ``prepare``, ``start``, ``join``; ``stop`` at any time.
+    """One machine of a fleet from its launch until it is confirmed gone, and the node on it.
+
+    Methods are called in order: ``open``, ``reach``, ``prepare``, ``start``, ``join``; ``stop`` at any time.
+
+    Args:
+        rank: the rank it is launched for, 0-based.
+        instance: the provider's record of its machine.
+        launched_at: ``elapsed`` reading of the clock before its create call.
+        looks: the present records of the fleet's machines.
+        on_message: receives the node's reports; must not block.
+        logs_to: folder into which the node's logs are copied when it is stopped; None copies none.
 
     Attributes:
-        instance: the provider's record of its machine.
-        rank: the node's rank, 0-based.
-        access: present address and kind of access of the machine.
-        transport: the transport to the machine.
+        instance: the provider's record of its machine, as last taken over.
+        usage: its billed time.
+        ready_by: ``monotonic`` reading of the clock by which a sound machine admits a login.
+        state: its state.
+        has_rank: False once it was found unfit, or lost: it is ended in the background.
+        end_tried: set after the first attempt to end it.
+        secret_due_at: ``elapsed`` reading of the clock at which it needs another secret; infinite for never.
+        access: present address and kind of access of the machine, once it is open.
+        transport: the transport to the machine, once it is open.
         lanes: ``host:port`` at which this process reaches each worker's lane, by index; empty before it has started.
         volumes: the volumes available on it.
         cap: the pool's parameter that limits the node's life: ``"timeout"`` or ``"max_cost"``.
-        machine_status: requests from its provider how the machine was lost; returns None while it is not, or if it was
-            requested a moment ago, except with ``at_once=True``.
     """
+
+    access: Access
+    transport: Transport
 
     def __init__(
         self,
         *,
-        instance: Instance,
         rank: int,
-        transport: Transport,
-        on_message: NodeListener,
+        instance: Instance,
+        launched_at: float,
+        looks: SharedLooks,
+        on_message: NodeListener = _ignore,
         logs_to: Path | None = None,
     ) -> None:
-        if instance.access is None:
-            raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
-        self.instance = instance
         self.rank = rank
-        self.access: Access = instance.access
-        self.transport = transport
-        self._opened = transport  # `transport` may be wrapped later; the access moves its own
+        self.instance = instance
+        self.usage = Usage.of(instance.offer, launched_at).charged(instance.price_per_hour)
+        self.ready_by = looks.clock.monotonic() + instance.offer.ready_within_s
+        self.state = NodeState.PREPARING
+        self.has_rank = True
+        self.end_tried = asyncio.Event()
+        self.secret_due_at = math.inf
+        self._looks = looks
+        self._looked_at = -math.inf
+        self._opened: Transport | None = None  # `transport` may be wrapped later; the access moves its own
         self._on_message = on_message
         self._logs_to = logs_to
         self._environment = Environment(python="")
@@ -136,11 +248,29 @@ class Node:
         self.volumes: tuple[GrantedVolume, ...] = ()
         self.cap = "timeout"
         self._lasts_s = self._over_at = math.inf
-        self.machine_status: Callable[..., Awaitable[NodeLoss | None]] = _no_status
         self._fetching: dict[str, asyncio.Future[Fetched | None]] = {}
         self._noticed = asyncio.Event()
         self._seconds_left = math.inf
         self._warned = False
+
+    @property
+    def is_open(self) -> bool:
+        """True once its machine has run and been given a transport."""
+        return self._opened is not None
+
+    @property
+    def ended(self) -> bool:
+        """True once its machine is confirmed gone."""
+        return self.usage.ended_at is not None
+
+    def mark_ended(self, now: float) -> None:
+        """Note that its machine is confirmed gone at ``now``, an ``elapsed`` reading of the clock."""
+        self.usage = replace(self.usage, ended_at=now)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds within which its machine must admit a login."""
+        return max(0.0, self.ready_by - self._looks.clock.monotonic())
 
     @property
     def linked(self) -> bool:
@@ -179,8 +309,41 @@ class Node:
         """True if the machine was made for the pool: it may refuse logins until its first boot is over."""
         return self.access.boot_s > 0
 
-    def follow(self, access: Access) -> None:
+    def open(self) -> None:
+        """Open the transport to its machine, which runs; nothing is sent to it yet."""
+        if self.instance.access is None:
+            raise PoolStateError(f"instance {self.instance.id} of node {self.rank} cannot be reached yet")
+        self.access = self.instance.access
+        self.transport = self._opened = self.access.open()
+
+    async def machine_status(self, *, at_once: bool = False) -> NodeLoss | None:
+        """Return how its machine was lost by its provider's report; None if it was not, or without an answer.
+
+        The provider is asked every five seconds at most, or ``at_once``; in between the answer is None too. The node
+        follows its machine to another address. An error of the provider is no sign of the machine's end: taking it for
+        one would buy a machine in vain.
+        """
+        clock, name = self._looks.clock, self._looks.provider.name
+        if not at_once and clock.monotonic() - self._looked_at < STATUS_EVERY_S:
+            return None
+        self._looked_at = clock.monotonic()
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                seen = await self._looks.at(self.instance.id)
+        except Exception as error:
+            _logger.debug("%s gives no status of %s: %r", name, self.instance.id, error)
+            return None
+        if seen.state is InstanceState.RUNNING and seen.access is not None:
+            self._follow(seen.access)
+        if seen.state not in OVER:
+            return None
+        reason = f"{name} reports that it is {seen.state.value}" + (f": {seen.reason}" if seen.reason else "")
+        return NodeLoss(reason=reason, preempted=seen.preempted, machine_over=True)
+
+    def _follow(self, access: Access) -> None:
         """Take over the machine's present access: where its SSH server has moved, it is dialled there from now on."""
+        if self._opened is None:
+            return
         before, self.access = self.access, self.access.move(access, self._opened)
         if self.access != before:
             _logger.info("node %d has moved from %s to %s", self.rank, before, self.access)
@@ -463,6 +626,8 @@ class Node:
 
 NodeListener = Callable[[Node, Message | LinkDown | LinkUp], None]
 """Listener of nodes' reports, called on the event loop."""
+MakeNode = Callable[..., Node]
+"""Maker of a node from the first four arguments of :class:`Node`; tests pass their own."""
 
 
 def longest_absence_s(config: NodeConfig) -> float:
@@ -501,10 +666,6 @@ class _Away:
         if not self._node.linked:
             self._reported = True
             self._node.report(LinkDown(reason=self.reason))
-
-
-async def _no_status(*, at_once: bool = False) -> None:
-    """Return nothing: no provider is asked."""
 
 
 async def unless_gone(
@@ -546,18 +707,3 @@ def _ended(node: Node, loss: NodeLoss) -> SkywardError:
     if loss.machine_over:
         return UnfitMachineError(f"ended while its node started: {loss.reason}", preempted=loss.preempted)
     return BootstrapError(f"node {node.rank} ended while it started: {loss.reason}", node=node.rank, step="server")
-
-
-def open_node(instance: Instance, rank: int, on_message: NodeListener, *, logs_to: Path | None = None) -> Node:
-    """Return the handle of a running machine's node; nothing has been sent to it yet.
-
-    Args:
-        instance: the provider's record of the machine.
-        rank: the node's rank, 0-based.
-        on_message: receives the node's reports; must not block.
-        logs_to: folder into which the node's logs are copied when it is stopped; None copies none.
-    """
-    if instance.access is None:
-        raise PoolStateError(f"instance {instance.id} of node {rank} cannot be reached yet")
-    transport = instance.access.open()
-    return Node(instance=instance, rank=rank, transport=transport, on_message=on_message, logs_to=logs_to)

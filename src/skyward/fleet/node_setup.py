@@ -6,8 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, cast
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, wait_until
@@ -21,13 +20,12 @@ from skyward.events import (
     ProviderName,
     SkywardEvent,
 )
-from skyward.fleet.machines import STATUS_EVERY_S, Machine, Machines
-from skyward.fleet.node import Node, NodeListener, NodeLoss, unless_gone
+from skyward.fleet.machines import Machines
+from skyward.fleet.node import STATUS_EVERY_S, Node, NodeLoss, unless_gone
 from skyward.machine.access import Completed, Transport
 from skyward.market.budget import charged_price
 from skyward.market.choose import UnfitMachineError, blamed
-from skyward.providers.base import Instance, Provider
-from skyward.request.request import PoolRequest
+from skyward.providers.base import Provider
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig
 
@@ -40,9 +38,6 @@ _UNSURE = "unsure: "
 _LONGEST_REASON = 300
 """Most characters of a machine's output in the warning."""
 _logger = logging.getLogger("skyward")
-
-OpenNode = Callable[[Instance, int, NodeListener], Node]
-"""Maker of the handle of a running machine; tests pass their own."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -126,102 +121,63 @@ class AdmittedTransport:
         await self.transport.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MachineSecrets:
-    """Delivery of secrets to a fleet's machines. No-op where the provider has none.
+async def deliver_secret(machines: Machines, node: Node) -> None:
+    """Deliver the secret to a machine that admits logins. No-op where its provider has none.
 
-    Attributes:
-        provider: the provider of the machines.
-        machines: the fleet's machines.
-        clock: the time between two deliveries.
+    Raises:
+        UnfitMachineError: it does not take the secret, so that it would bill on without its client.
     """
+    if (secret := await machines.provider.secret(node.instance)) is None:
+        return
+    sent_at = machines.clock.elapsed()
+    done = await node.transport.run(secret.command, stdin=secret.value.encode(), timeout_s=_SECRET_TIMEOUT_S)
+    if done.exit_code:
+        raise UnfitMachineError(
+            f"does not take the secret by which it ends itself: {secret.command[0]} ended with exit status "
+            f"{done.exit_code}"
+        )
+    node.secret_due_at = sent_at + secret.renewed_s
 
-    provider: Provider
-    machines: Machines
-    clock: Clock
-    _due_at: dict[str, float] = field(default_factory=dict[str, float])
 
-    async def deliver(self, node: Node) -> None:
-        """Deliver the secret to a machine that admits logins.
+async def renew_secrets(machines: Machines) -> None:
+    """Deliver newer secrets before the former ones expire, until cancelled. A failed delivery is repeated."""
 
-        Raises:
-            UnfitMachineError: it does not take the secret, so that it would bill on without its client.
-        """
-        if (secret := await self.provider.secret(node.instance)) is None:
-            return
-        sent_at = self.clock.elapsed()
-        done = await node.transport.run(secret.command, stdin=secret.value.encode(), timeout_s=_SECRET_TIMEOUT_S)
-        if done.exit_code:
-            raise UnfitMachineError(
-                f"does not take the secret by which it ends itself: {secret.command[0]} ended with exit status "
-                f"{done.exit_code}"
-            )
-        self._due_at[node.instance.id] = sent_at + secret.renewed_s
-
-    async def renew(self) -> None:
-        """Deliver newer secrets before the former ones expire, until cancelled. A failed delivery is repeated."""
-        while self.provider.supports("secret"):
-            await self.clock.sleep(_SECRET_LOOK_S)
-            now = self.clock.elapsed()
-            await asyncio.gather(
-                *(
-                    self._renew(machine.node)
-                    for machine in self.machines.all
-                    if machine.node is not None
-                    and not machine.ended
-                    and self._due_at.get(machine.instance.id, now + 1) <= now
-                )
-            )
-
-    async def _renew(self, node: Node) -> None:
+    async def renew(node: Node) -> None:
         try:
-            await self.deliver(node)
+            await deliver_secret(machines, node)
         except Exception as error:  # the machine may be unreachable for a while, and is looked after by its keeper
-            self._due_at[node.instance.id] = self.clock.elapsed() + _SECRET_AGAIN_S
+            node.secret_due_at = machines.clock.elapsed() + _SECRET_AGAIN_S
             _logger.warning("node %d did not get the secret by which it ends itself: %s", node.rank, error)
 
+    while machines.provider.supports("secret"):
+        await machines.clock.sleep(_SECRET_LOOK_S)
+        now = machines.clock.elapsed()
+        await asyncio.gather(*(renew(node) for node in machines.unended() if node.secret_due_at <= now))
 
-@dataclass(kw_only=True, eq=False)
+
 class NodeSetup:
     """Makes nodes of running machines: reaches them, prepares them, starts their supervisors.
 
-    Attributes:
-        provider: the provider of the machines.
-        request: the pool's parameters.
+    Args:
         machines: the pool's machines.
-        pool_id: the pool's id.
         tls: the certificates every node gets.
-        publish: receives the progress of each; must not block.
-        on_node_message: receives the reports of the nodes; must not block.
-        clock: the time.
-        open_node: makes the handle of a running machine.
     """
 
-    provider: Provider
-    request: PoolRequest
-    machines: Machines
-    pool_id: str
-    tls: TlsIdentity
-    publish: Callable[[SkywardEvent], None]
-    on_node_message: NodeListener
-    clock: Clock
-    open_node: OpenNode
-
-    def __post_init__(self) -> None:
+    def __init__(self, machines: Machines, tls: TlsIdentity) -> None:
+        self._machines = machines
+        self._tls = tls
+        self._provider, self._request, self._publish = machines.provider, machines.request, machines.publish
         self._admission = Admission(
-            provider=self.provider, pool_id=self.pool_id, publish=self.publish, clock=self.clock
+            provider=machines.provider, pool_id=machines.pool_id, publish=machines.publish, clock=machines.clock
         )
-        self.secrets = MachineSecrets(provider=self.provider, machines=self.machines, clock=self.clock)
 
-    def open(self, machine: Machine) -> Node:
-        """Make the node of a running machine; nothing is sent to it yet."""
-        self.publish(_provisioned(machine.instance, machine.rank, cast("Any", self.provider.name)))
-        node = machine.node = self.open_node(machine.instance, machine.rank, self.on_node_message)
+    def open(self, node: Node) -> None:
+        """Open the transport to a running machine; nothing is sent to it yet."""
+        self._publish(_provisioned(node, cast("Any", self._provider.name)))
+        node.open()
         node.transport = AdmittedTransport(node.transport, self._admission)
-        node.machine_status = partial(self.machines.loss_of, machine)
-        return node
 
-    async def equip(self, machine: Machine, node: Node) -> None:
+    async def equip(self, node: Node) -> None:
         """Reach a running machine, judge its size, and give it its environment and volumes.
 
         The first contact has to succeed within the offer's time. The environment has as long as its steps may take,
@@ -230,60 +186,60 @@ class NodeSetup:
         Raises:
             UnfitMachineError: the machine cannot become a node, for a fault of its own.
         """
-        await self._unless_over(node, self._equip(machine, node))
+        await self._unless_over(node, self._equip(node))
 
-    async def _equip(self, machine: Machine, node: Node) -> None:
+    async def _equip(self, node: Node) -> None:
         instance_id, fresh = node.instance.id, node.fresh
-        self.publish(BootstrapStarting(instance_id))
+        self._publish(BootstrapStarting(instance_id))
         try:
-            size = await node.reach(self.machines.left_s(machine))
+            size = await node.reach(node.left_s)
             if size is not None and (shortfall := size.shortfall(node.instance.offer.spec)):
                 raise UnfitMachineError(shortfall)
             fresh = False
-            await self.secrets.deliver(node)
-            await self._check_end(machine, node)
-            await node.prepare(self.request.image, lambda step: self.publish(BootstrapProgress(instance_id, step)))
+            await deliver_secret(self._machines, node)
+            await self._check_end(node)
+            await node.prepare(self._request.image, lambda step: self._publish(BootstrapProgress(instance_id, step)))
         except (AuthenticationError, UnreachableError) as error:
             if (fault := blamed(error, fresh=fresh)) is None:
                 raise
             raise fault from error
-        if self.request.volumes:
-            self.publish(BootstrapProgress(instance_id, "volumes"))
-            for note in await node.provide(await self.machines.grants.to(node.access)):
-                self.publish(Notice(f"node {node.rank}: {note}", instance_id))
+        if self._request.volumes:
+            self._publish(BootstrapProgress(instance_id, "volumes"))
+            for note in await node.provide(await self._machines.grants.to(node.access)):
+                self._publish(Notice(f"node {node.rank}: {note}", instance_id))
 
-    async def _check_end(self, machine: Machine, node: Node) -> None:
+    async def _check_end(self, node: Node) -> None:
         """Have a machine confirm that it may end its own bill; without that, it counts as one that cannot."""
-        if machine.instance.end_check:
+        if node.instance.end_check:
             reason = await refusal_of_end(node)
-            await self.machines.note_end(machine, may_end=not reason)
+            await self._machines.note_end(node, may_end=not reason)
             if reason:
-                self.publish(Notice(warning_of_bill(node, reason), node.instance.id))
+                self._publish(Notice(warning_of_bill(node, reason), node.instance.id))
 
     async def _unless_over(self, node: Node, work: Coroutine[Any, Any, None]) -> None:
         """Wait for ``work`` on a node whose supervisor does not run yet, unless its provider ends its machine."""
-        await (work if self.provider.own_machines else unless_gone(node, work, loss=_reported_loss(node)))
+        await (work if self._provider.own_machines else unless_gone(node, work, loss=_reported_loss(node)))
 
-    async def start(self, machine: Machine, node: Node, size: int, *, head: bool) -> None:
+    async def start(self, node: Node, size: int, *, head: bool) -> None:
         """Start the supervisor of a prepared machine, in a fleet of ``size`` nodes.
 
         With ``head`` its workers start at once, else with the order that names the head.
         """
-        self.publish(BootstrapProgress(node.instance.id, "server"))
+        self._publish(BootstrapProgress(node.instance.id, "server"))
         # A rented machine costs money from its launch on: the timeout counts from there.
-        age_s = 0.0 if self.provider.own_machines else self.clock.elapsed() - machine.usage.launched_at
-        timeout_s = self.machines.timeout_s(age_s=age_s)
-        if timeout_s < self.request.timeout_s - age_s:
+        age_s = 0.0 if self._provider.own_machines else self._machines.clock.elapsed() - node.usage.launched_at
+        timeout_s = self._machines.timeout_s(age_s=age_s)
+        if timeout_s < self._request.timeout_s - age_s:
             node.cap = "max_cost"
         await self._unless_over(node, node.start(self._config(node, size, head=head, timeout_s=timeout_s)))
-        self.publish(BootstrapCompleted(node.instance.id))
+        self._publish(BootstrapCompleted(node.instance.id))
 
     def _config(self, node: Node, size: int, *, head: bool, timeout_s: float) -> NodeConfig:
-        request, accelerator, spec = self.request, self.request.accelerator, node.instance.offer.spec
-        rented = not self.provider.own_machines
+        request, accelerator, spec = self._request, self._request.accelerator, node.instance.offer.spec
+        rented = not self._provider.own_machines
         shared = node.access.on_this_machine  # of the nodes of a pool, all are on this machine, or none is
         return NodeConfig(
-            pool_id=self.pool_id,
+            pool_id=self._machines.pool_id,
             instance_id=node.instance.id,
             node=node.rank,
             total_nodes=size,
@@ -295,9 +251,9 @@ class NodeSetup:
             files=node.files,
             imports_files=bool(request.image.includes),
             env=dict(request.env),
-            tls_ca=self.tls.ca,
-            tls_cert=self.tls.cert,
-            tls_key=self.tls.key,
+            tls_ca=self._tls.ca,
+            tls_cert=self._tls.cert,
+            tls_key=self._tls.key,
             timeout_s=timeout_s,
             lease_s=request.lease_s,
             away_s=request.away_s,
@@ -349,11 +305,12 @@ async def _reported_loss(node: Node) -> NodeLoss:
     return await wait_until(node.machine_status, deadline_s=math.inf, interval_s=1.0, what=what)
 
 
-def _provisioned(instance: Instance, rank: int, provider: ProviderName) -> InstanceProvisioned:
+def _provisioned(node: Node, provider: ProviderName) -> InstanceProvisioned:
+    instance = node.instance
     offer, price = instance.offer, charged_price(instance)
     return InstanceProvisioned(
         instance.id,
-        rank,
+        node.rank,
         offer.spot,
         provider,
         ip=instance.access.address if instance.access else None,

@@ -32,7 +32,7 @@ from skyward.events import (
 from skyward.events.bus import EventBus
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.fleet.fleet import Fleet
-from skyward.fleet.node import LinkDown, LinkUp, Node, open_node
+from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import OpeningSweep
 from skyward.market.budget import Budget
@@ -257,9 +257,8 @@ class RunningPool:
             pool_id=self._parts.pool_id,
             tls=tls,
             publish=publish,
-            on_node_message=self._on_node_message,
             ledger=ledger,
-            open_node=partial(open_node, logs_to=folder and folder / "system"),
+            make_node=partial(Node, on_message=self._on_node_message, logs_to=folder and folder / "system"),
         )
         spending = Spending(fleet.cost, max_cost=request.max_cost, publish=publish, on_spent=self._end_for)
         to_close.push_async_callback(_end_machines, fleet, spending)

@@ -27,6 +27,7 @@ from skyward.submission import ArgumentMemo
 from skyward.wire.control import Fetch, Fetched, Message, Ping, Pong, from_frame, to_frame
 from skyward.wire.frames import TlsIdentity, client_context, read_frame, write_frame
 from skyward.wire.node_config import NodeConfig
+from support.nodes import open_node
 
 DEADLINE_S = 60.0
 MIB = 1 << 20
@@ -91,8 +92,8 @@ async def running(count: int, folder: Path) -> AsyncIterator[Nodes]:
             offer=Offer(spec=InstanceSpec(name="here", cpu=1, memory_gib=1)),
             access=access,
         )
-        return Node(
-            instance=instance,
+        return open_node(
+            instance,
             rank=rank,
             transport=CountingTransport(access),
             on_message=lambda node, message: nodes.heard.append((node.rank, message)),

@@ -107,7 +107,7 @@ def fleet_of(pool: sky.ComputePool) -> Fleet:
 
 @pytest.fixture(scope="module")
 def identity(pool: sky.ComputePool) -> TlsIdentity:
-    return fleet_of(pool)._setup.tls
+    return fleet_of(pool)._setup._tls
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +361,7 @@ def test_no_repr_shows_a_secret(pool: sky.ComputePool, identity: TlsIdentity) ->
 def test_logs_that_stay_hold_no_secret() -> None:
     """Of a pool whose worker died and whose call failed, since that is when most is written down."""
     with sky.ComputePool(provider=sky.Local(), display="quiet", env={"TOKEN": SECRET}) as pool:
-        secrets = needles(fleet_of(pool)._setup.tls)
+        secrets = needles(fleet_of(pool)._setup._tls)
         pool_id = fleet_of(pool)._pool_id
         with pytest.raises(KeyError):
             pool.submit({}.__getitem__, "missing").result()

@@ -12,11 +12,10 @@ import pytest
 from skyward.environment import bootstrap as commands
 from skyward.environment.bootstrap import let_in
 from skyward.errors import AuthenticationError, HostKeyError, UnreachableError
-from skyward.fleet.node import Node
 from skyward.machine.access import Completed
 from skyward.machine.ssh import SSHAccess
 from skyward.machine.ssh_config import SSHTarget
-from support.nodes import node_instance
+from support.nodes import node_instance, open_node
 from support.pools import simulated_time
 from support.simulation import simulate
 
@@ -135,7 +134,7 @@ def test_silence_is_waited_for_as_long_as_the_offer_allows(
     monkeypatch.undo()
     machine = Booting(*[UnreachableError("no answer")] * 30)
     access = SSHAccess(target=SSHTarget(host="h"), address="192.0.2.1", workdir="/w", boot_s=300.0)
-    node = Node(instance=replace(node_instance(), access=access), rank=0, transport=machine, on_message=lambda *_: None)
+    node = open_node(replace(node_instance(), access=access), transport=machine)
     with simulated_time():
         simulate(lambda: node.reach(900.0))
     assert machine.asked == 30 + 2

@@ -11,18 +11,17 @@ import pytest
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import UnreachableError
 from skyward.events import Notice
-from skyward.fleet.machines import Machine, Machines
+from skyward.fleet.machines import Machines
 from skyward.fleet.node_setup import refusal_of_end, warning_of_bill
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.machine.access import Completed
-from skyward.market.cost import Usage
 from skyward.providers.base import Instance
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider
 from support.clock import FakeClock
 from support.fleets import FleetStage
-from support.nodes import node_instance
+from support.nodes import node_instance, open_node
 
 
 @pytest.fixture
@@ -106,7 +105,7 @@ async def test_the_outcome_outlasts_the_providers_word(ledger: Ledger) -> None:
         provider, parse_request(nodes=1), pool_id="p", publish=lambda event: None, ledger=ledger, clock=clock
     )
     claim = replace(node_instance(), ends_itself=True, end_check=("may-end",))
-    machine = Machine(rank=0, instance=claim, usage=Usage.of(claim.offer, 0.0))
+    machine = open_node(claim)
     ledger.reserve({claim.key: 0}, Purchase(pool_id="p", provider="fake"))
 
     await machines.note_end(machine, may_end=False)

@@ -13,17 +13,15 @@ import pytest
 
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import CapacityError, UnreachableError
-from skyward.fleet.machines import Machine
-from skyward.fleet.node_setup import MachineSecrets
+from skyward.fleet.node_setup import deliver_secret, renew_secrets
 from skyward.ledger.ledger import Ledger
 from skyward.machine.access import Completed
 from skyward.market.choose import UnfitMachineError
-from skyward.market.cost import Usage
 from skyward.providers.base import Instance, MachineSecret
 from skyward.testing.provider import FakeProvider
 from support.clock import FakeClock
 from support.fleets import FleetStage
-from support.nodes import node_instance
+from support.nodes import open_node
 
 RENEWED_S = 1200.0
 
@@ -42,10 +40,10 @@ class Entrusting(FakeProvider):
 
 
 class Reached:
-    """A node whose machine notes what arrives on the standard input of commands."""
+    """A machine that notes what arrives on the standard input of commands."""
 
     def __init__(self, clock: FakeClock, **outcome: Any) -> None:
-        self.instance, self.rank, self.transport = node_instance(), 0, self
+        self.node = open_node(transport=self)
         self.clock = clock
         self.outcome = outcome
         self.arrived: list[tuple[float, bytes]] = []
@@ -62,14 +60,12 @@ class Reached:
         return replace(Completed(exit_code=0, stdout="", stderr=""), **self.outcome)
 
 
-def machine_of(node: Reached) -> Machine:
-    machine = Machine(rank=0, instance=node.instance, usage=Usage.of(node.instance.offer, 0.0))
-    machine.node = cast("Any", node)
-    return machine
-
-
-def machines(those: list[Machine]) -> Any:
-    return SimpleNamespace(all=those)
+def machines(clock: FakeClock, *reached: Reached) -> Any:
+    return SimpleNamespace(
+        provider=Entrusting("take"),
+        clock=clock,
+        unended=lambda: [each.node for each in reached if not each.node.ended],
+    )
 
 
 @pytest.fixture
@@ -77,11 +73,11 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.db")
 
 
-async def renewed_until(secrets: MachineSecrets, node: Reached, count: int) -> None:
-    task = asyncio.ensure_future(secrets.renew())
-    while len(node.arrived) < count:
-        node.moved.clear()
-        await node.moved.wait()
+async def renewed_until(machines: Any, reached: Reached, count: int) -> None:
+    task = asyncio.ensure_future(renew_secrets(machines))
+    while len(reached.arrived) < count:
+        reached.moved.clear()
+        await reached.moved.wait()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -89,50 +85,49 @@ async def renewed_until(secrets: MachineSecrets, node: Reached, count: int) -> N
 
 async def test_newer_secrets_follow_before_the_former_ones_expire() -> None:
     clock = FakeClock()
-    node = Reached(clock)
-    secrets = MachineSecrets(provider=Entrusting("take"), machines=machines([machine_of(node)]), clock=clock)
+    reached = Reached(clock)
+    pool = machines(clock, reached)
 
-    await secrets.deliver(cast("Any", node))
-    await renewed_until(secrets, node, 3)
+    await deliver_secret(pool, reached.node)
+    await renewed_until(pool, reached, 3)
 
-    assert node.arrived == [(0.0, b"secret-1"), (RENEWED_S, b"secret-2"), (2 * RENEWED_S, b"secret-3")]
+    assert reached.arrived == [(0.0, b"secret-1"), (RENEWED_S, b"secret-2"), (2 * RENEWED_S, b"secret-3")]
 
 
 async def test_delivery_to_a_machine_that_does_not_answer_is_repeated_every_minute() -> None:
     clock = FakeClock()
-    node = Reached(clock)
-    secrets = MachineSecrets(provider=Entrusting("take"), machines=machines([machine_of(node)]), clock=clock)
-    await secrets.deliver(cast("Any", node))
+    reached = Reached(clock)
+    pool = machines(clock, reached)
+    await deliver_secret(pool, reached.node)
 
-    node.failing = 2
-    await renewed_until(secrets, node, 2)
+    reached.failing = 2
+    await renewed_until(pool, reached, 2)
 
-    assert [at for at, _ in node.arrived] == [0.0, RENEWED_S + 120]
+    assert [at for at, _ in reached.arrived] == [0.0, RENEWED_S + 120]
 
 
 async def test_ended_machines_get_no_newer_secret() -> None:
     clock = FakeClock()
-    node, other = Reached(clock), Reached(clock)
-    over = machine_of(node)
-    secrets = MachineSecrets(provider=Entrusting("take"), machines=machines([over, machine_of(other)]), clock=clock)
-    await secrets.deliver(cast("Any", node))
-    over.end(0.0)
+    over, other = Reached(clock), Reached(clock)
+    pool = machines(clock, over, other)
+    await deliver_secret(pool, over.node)
+    await deliver_secret(pool, other.node)
+    over.node.mark_ended(0.0)
 
-    await renewed_until(secrets, other, 1)
+    await renewed_until(pool, other, 2)
 
-    assert len(node.arrived) == 1
+    assert len(over.arrived) == 1
 
 
 async def test_a_machine_that_does_not_take_its_secret_is_unfit_and_the_secret_is_in_no_message() -> None:
     clock = FakeClock()
-    node = Reached(clock, exit_code=2, stderr="secret-1: not found")
-    secrets = MachineSecrets(provider=Entrusting("take"), machines=machines([]), clock=clock)
+    reached = Reached(clock, exit_code=2, stderr="secret-1: not found")
 
     with pytest.raises(UnfitMachineError, match="exit status 2") as raised:
-        await secrets.deliver(cast("Any", node))
+        await deliver_secret(machines(clock), reached.node)
 
     assert "secret-1" not in str(raised.value)
-    assert "secret-1" not in repr(await Entrusting("take").secret(node.instance))
+    assert "secret-1" not in repr(await Entrusting("take").secret(reached.node.instance))
 
 
 async def test_a_fleet_delivers_each_machine_its_secret_before_the_environment(ledger: Ledger, tmp_path: Path) -> None:

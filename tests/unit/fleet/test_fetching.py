@@ -21,7 +21,7 @@ from skyward.scheduling.certificates import issue
 from skyward.wire.control import Command, Ending, Fetch, Fetched, Ping, Pong, Report, Stop
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeReady
-from support.nodes import node_config, node_instance
+from support.nodes import node_config, node_instance, open_node
 
 ADDRESS = "127.83.3.1"
 ORDER = Fetch(blob_id="ab", nbytes=5, path="/memory/ab", sources=("10.0.0.1:1",))
@@ -109,8 +109,7 @@ async def supervisor(identity: TlsIdentity) -> AsyncIterator[Supervisor]:
 
 @pytest.fixture
 async def node(supervisor: Supervisor, identity: TlsIdentity) -> AsyncIterator[Node]:
-    instance = node_instance(ADDRESS)
-    node = Node(instance=instance, rank=3, transport=supervisor, on_message=lambda node, message: None)
+    node = open_node(node_instance(ADDRESS), rank=3, transport=supervisor)
     await node.prepare(Image(), lambda step: None)
     await node.start(node_config(identity, node=3, total_nodes=4, address=ADDRESS))
     yield node
@@ -177,7 +176,7 @@ async def test_a_node_whose_machine_is_over_has_ended_and_another_that_does_not_
         assert at_once
         return NodeLoss(reason="it is gone", machine_over=True) if over else None
 
-    node.machine_status = reported
+    node.machine_status = reported  # type: ignore[method-assign]
     supervisor.deaf = True
     if link == "lost":
         await supervisor.server.close()

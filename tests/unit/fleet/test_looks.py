@@ -12,7 +12,7 @@ import pytest
 
 from skyward.errors import RateLimitError
 from skyward.fleet.fleet import Member
-from skyward.fleet.machines import Machine, SharedLooks
+from skyward.fleet.node import Node, SharedLooks
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState
 from skyward.testing.provider import FakeProvider, Fate
@@ -62,9 +62,9 @@ def test_64_machines_that_are_slow_to_boot_cost_at_most_one_look_a_second(
 
         make_node = fleet._make_node
 
-        async def make_node_later(member: Member, machine: Machine) -> None:
+        async def make_node_later(member: Member, node: Node) -> None:
             await asyncio.sleep(member.rank * apart_s)
-            await make_node(member, machine)
+            await make_node(member, node)
 
         fleet._make_node = make_node_later  # type: ignore[method-assign]
         await fleet.start()

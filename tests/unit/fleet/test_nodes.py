@@ -12,12 +12,13 @@ import pytest
 
 from skyward.environment.image import Image
 from skyward.errors import BootstrapError, PoolStateError
-from skyward.fleet.node import Node, open_node
+from skyward.fleet.node import Node
 from skyward.machine.access import Access, Completed, Transport
 from skyward.machine.ssh import SSHAccess
 from skyward.machine.ssh_config import SSHTarget
 from skyward.providers.base import Instance, InstanceState
-from support.nodes import node_config, node_instance
+from skyward.testing.provider import FakeProvider
+from support.nodes import node_config, node_instance, open_node
 
 RUNNING = node_instance()
 CONFIG = node_config(node=3, total_nodes=4, env={"TOKEN": "secret"})
@@ -50,7 +51,7 @@ class Answering:
 
 
 def node_on(transport: Answering) -> Node:
-    return Node(instance=RUNNING, rank=3, transport=transport, on_message=lambda node, message: None)
+    return open_node(rank=3, transport=transport)
 
 
 async def start(node: Node) -> None:
@@ -82,7 +83,7 @@ def test_a_node_is_known_by_the_address_that_others_reach_and_an_island_by_the_o
     network: str, bind: str, address: str
 ) -> None:
     access = SSHAccess(target=SSHTarget(host="h"), address="203.0.113.7", workdir="/w", bind=bind)
-    node = open_node(replace(RUNNING, access=access, network=network), 0, lambda node, message: None)
+    node = open_node(replace(RUNNING, access=access, network=network))
     asyncio.run(node.transport.close())
 
     assert (node.address, node.bind) == (address, bind)
@@ -132,7 +133,7 @@ def test_a_machine_that_cannot_be_reached_yet_is_no_node() -> None:
     pending = Instance(id="i-2", key="key", state=InstanceState.PENDING, offer=RUNNING.offer)
 
     with pytest.raises(PoolStateError, match="i-2 of node 0 cannot be reached yet"):
-        open_node(pending, 0, lambda node, message: None)
+        open_node(pending)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +161,12 @@ class JobAccess:
 
 def test_a_provider_may_bring_its_own_way_to_its_machines() -> None:
     access = JobAccess(job=1)
-    node = open_node(replace(RUNNING, access=access), 0, lambda node, message: None)
+    provider = FakeProvider()
+    node = open_node(replace(RUNNING, access=access), provider=provider)
+    provider.instances["i-1"] = replace(RUNNING, access=JobAccess(job=2, address="10.0.0.10"))
 
     assert node.transport is access.opened[0]
     assert (node.files, node.fresh) == ("/scratch/node/files", False)
     assert asyncio.run(node.reach(1.0)) is None
-    node.follow(JobAccess(job=2, address="10.0.0.10"))
+    assert asyncio.run(node.machine_status()) is None
     assert node.access.address == "10.0.0.10"

@@ -12,7 +12,6 @@ import pytest
 
 from skyward.errors import BudgetError, CapacityError, WorkerLostError
 from skyward.events import Error, InstancePreempted, Notice, WorkerLost
-from skyward.fleet.node import open_node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
@@ -20,6 +19,7 @@ from skyward.scheduling.running_pool import Spending
 from skyward.testing.provider import running
 from skyward.wire.control import Preempting, PreemptionLikely
 from support.faults import Fate, Fault
+from support.nodes import open_node
 from support.pools import Call, SimulatedPool, Ticket, simulated_time
 from support.simulation import simulate
 from support.supervisors import SimulatedNode
@@ -270,7 +270,7 @@ def test_news_that_a_node_repeats_on_every_connection_is_passed_on_once() -> Non
     async def scenario() -> None:
         heard: list[object] = []
         instance = running(Instance(id="i-1", key="key", state=InstanceState.PENDING, offer=SPOT))
-        node = open_node(instance, 1, lambda _, message: heard.append(message))
+        node = open_node(instance, rank=1, on_message=lambda _, message: heard.append(message))
         for _ in range(3):
             node._receive(PreemptionLikely())
         for left_s in (120, 110):

@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,17 +205,16 @@ async def test_a_refused_login_and_a_wrong_host_key_are_the_fault_of_a_machine_m
 async def test_a_machine_that_ends_while_it_is_prepared_is_exchanged(stage: Stage) -> None:
     """Whatever the failure of its preparation looked like."""
     stage.nodes.fail(1, "prepare", BootstrapError("the link dropped", node=1, step="deps"))
-    prepared = stage.nodes
+    fleet = stage.fleet()
 
-    def open_node(instance: Instance, rank: int, on_message: Any) -> Any:
+    def opened(instance: Instance) -> InstanceSpec:
         if instance.id == "fake-1":
             stage.provider.set_state(instance.id, InstanceState.GONE)
-        elif rank == 1:
-            prepared.heal(1, "prepare")
-        return prepared(instance, rank, on_message)
+        elif instance.id == "fake-2":
+            stage.nodes.heal(1, "prepare")
+        return stage.provider.hardware(instance.id)
 
-    fleet = stage.fleet()
-    fleet._setup.open_node = open_node
+    stage.nodes.hardware = opened
     await fleet.start()
     assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
     await fleet.stop()
@@ -223,21 +223,16 @@ async def test_a_machine_that_ends_while_it_is_prepared_is_exchanged(stage: Stag
 async def test_a_machine_that_was_seen_to_run_a_moment_before_its_preparation_failed_is_looked_at_again(
     stage: Stage,
 ) -> None:
+    class Killed(FakeNode):
+        async def prepare(self, *arguments: Any) -> None:
+            await super().prepare(*arguments)
+            if self.instance.id == "fake-1":
+                assert await self.machine_status() is None
+                stage.provider.set_state("fake-1", InstanceState.GONE)
+                raise BootstrapError("its processes got SIGTERM", node=self.rank, step="deps")
+
     fleet = stage.fleet()
-
-    def open_node(instance: Instance, rank: int, on_message: Any) -> Any:
-        node = stage.nodes(instance, rank, on_message)
-
-        async def prepare(*_: Any) -> None:
-            assert await node.machine_status() is None
-            stage.provider.set_state(instance.id, InstanceState.GONE)
-            raise BootstrapError("its processes got SIGTERM", node=rank, step="deps")
-
-        if instance.id == "fake-1":
-            node.prepare = prepare  # type: ignore[method-assign]
-        return node
-
-    fleet._setup.open_node = open_node
+    fleet._machines.make_node = partial(Killed, stage.nodes)
     await fleet.start()
     assert [node.instance.id for node in fleet.nodes] == ["fake-0", "fake-2"]
     await fleet.stop()

@@ -6,9 +6,8 @@ import asyncio
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,21 +16,17 @@ import pytest
 from skyward.environment.bootstrap import Environment
 from skyward.errors import BootstrapError, HostKeyError, RateLimitError, UnreachableError
 from skyward.fleet import node as nodes
-from skyward.fleet.machines import Machine as BoughtMachine
-from skyward.fleet.machines import Machines
 from skyward.fleet.node import Node
 from skyward.machine.access import Completed
 from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.machine.ssh_config import SSHTarget
 from skyward.market.choose import UnfitMachineError
-from skyward.market.cost import Usage
 from skyward.node.supervisor.lease import Lease
 from skyward.providers.base import InstanceState
-from skyward.request.request import parse_request
 from skyward.testing.provider import FakeProvider
 from skyward.wire.control import Ending
 from support.clock import FakeClock
-from support.nodes import node_config, node_instance
+from support.nodes import node_config, node_instance, open_node
 
 INSTANCE = node_instance()
 CONFIG = node_config(node=1, total_nodes=2)
@@ -72,8 +67,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "_JUDGE_S", 0.001)
 
 
-def unlinked_node(machine: Machine) -> Node:
-    node = Node(instance=INSTANCE, rank=1, transport=machine, on_message=lambda node, message: None)  # type: ignore[arg-type]
+def unlinked_node(machine: Machine, **reported: Any) -> Node:
+    node = open_node(INSTANCE, rank=1, transport=machine, **reported)
     node._ready = SimpleNamespace(pid=1)  # type: ignore[assignment]
     node._environment = Environment(python="python")
     node._control = SimpleNamespace(connected=False)  # type: ignore[assignment]
@@ -140,17 +135,7 @@ class Seller(FakeProvider):
 
 
 def asking(machine: Machine, provider: FakeProvider, clock: FakeClock) -> Node:
-    node = unlinked_node(machine)
-    node.machine_status = status_of(provider, clock)
-    return node
-
-
-def status_of(provider: FakeProvider, clock: FakeClock, node: Node | None = None) -> Callable[..., Any]:
-    ledger: Any = None  # nothing is bought
-    request = parse_request(nodes=1)
-    machines = Machines(provider, request, pool_id="p", publish=lambda event: None, ledger=ledger, clock=clock)
-    machine = BoughtMachine(rank=1, instance=INSTANCE, usage=Usage.of(INSTANCE.offer, 0.0), node=node)
-    return partial(machines.loss_of, machine)
+    return unlinked_node(machine, provider=provider, clock=clock)
 
 
 class Passing(FakeClock):
@@ -227,7 +212,7 @@ async def test_a_preemption_is_seen_although_the_first_who_asked_was_cancelled()
             await asyncio.Event().wait()
         return nodes.NodeLoss(reason="taken back", preempted=True, machine_over=at_once)
 
-    node.machine_status = reported
+    node.machine_status = reported  # type: ignore[method-assign]
     async with asyncio.timeout(10):
         first = asyncio.ensure_future(node.wait_gone())
         await asked.wait()
@@ -239,9 +224,9 @@ async def test_a_preemption_is_seen_although_the_first_who_asked_was_cancelled()
 
 async def test_a_provider_is_asked_no_oftener_than_every_five_seconds() -> None:
     provider, clock = Seller(InstanceState.RUNNING), FakeClock()
-    status = status_of(provider, clock)
+    node = asking(Machine(RUNS), provider, clock)
     for _ in range(20):
-        assert await status() is None
+        assert await node.machine_status() is None
         clock.advance(1)
 
     assert provider.calls.count("describe") == 4
@@ -255,9 +240,9 @@ def ssh_access(port: int) -> SSHAccess:
     return SSHAccess(target=target, address="10.0.0.1", workdir="/nonexistent", boot_s=1.0)
 
 
-def moving_node(port: int, transport: SshTransport) -> Node:
-    instance = replace(INSTANCE, access=ssh_access(port))
-    return Node(instance=instance, rank=1, transport=transport, on_message=lambda node, message: None)
+def moving_node(transport: SshTransport, provider: FakeProvider) -> Node:
+    instance = replace(INSTANCE, access=ssh_access(1))
+    return open_node(instance, rank=1, transport=transport, provider=provider, clock=FakeClock())
 
 
 class Moved(FakeProvider):
@@ -271,8 +256,8 @@ class Moved(FakeProvider):
 @pytest.mark.parametrize(("state", "port"), [(InstanceState.RUNNING, 2), (InstanceState.STOPPING, 1)])
 async def test_a_node_follows_a_running_machine_to_its_present_port(state: InstanceState, port: int) -> None:
     transport = SshTransport(ssh_access(1).target)
-    node = moving_node(1, transport)
-    await status_of(Moved(state), FakeClock(), node)()
+    node = moving_node(transport, Moved(state))
+    await node.machine_status()
 
     assert node.access == ssh_access(port)
     try:
@@ -293,9 +278,9 @@ async def test_the_record_is_read_while_a_check_has_no_answer(monkeypatch: pytes
             await moved.wait()
             return await super().run(argv)
 
-    node = unlinked_node(Silent(GONE))
-    follow: Any = SimpleNamespace(follow=lambda access: moved.set())
-    node.machine_status = status_of(Moved(), Passing(), follow)
+    node = asking(Silent(GONE), Moved(), Passing())
+    access: Any = SimpleNamespace(move=lambda present, transport: moved.set() or present, bind="", boot_s=0.0)
+    node.access = access
     async with asyncio.timeout(10):
         loss = await node.wait_gone()
 
@@ -324,8 +309,7 @@ async def test_a_check_that_hangs_does_not_swallow_the_report_of_the_machines_en
 async def test_a_failure_on_a_machine_that_moved_meanwhile_is_the_machines() -> None:
     """It was restarted: its files, or the processes of its set-up, may be gone."""
     transport = SshTransport(ssh_access(1).target)
-    node = moving_node(1, transport)
-    node.machine_status = status_of(Moved(), FakeClock(), node)
+    node = moving_node(transport, Moved())
 
     async def work() -> None:
         raise HostKeyError("another machine has its address")
