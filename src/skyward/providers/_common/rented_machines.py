@@ -462,14 +462,20 @@ class RentedMachines(Provider, Generic[A]):
         Failures are logged.
         """
         async with self.book.locks[pool_id]:
-            if self.book.is_launching(pool_id) or self.book.may_appear(pool_id, self.unlisted_s):
-                return
             try:
-                left = [each for each in await self.api.listed(pool_id) if each.pool_id == pool_id]
-                if all(each.state is InstanceState.GONE for each in left):
-                    await self.api.remove(pool_id)
+                await self.remove_resources(pool_id)
             except SkywardError as error:
                 _logger.warning("%s: something of pool %s is left: %s", self.name, pool_id, error)
+
+    async def remove_resources(self, pool_id: str) -> bool:
+        """Do :meth:`tidy` under its lock, and return True if nothing of the pool is left; raises the failures."""
+        if self.book.is_launching(pool_id) or self.book.may_appear(pool_id, self.unlisted_s):
+            return False
+        machines = [each for each in await self.api.listed(pool_id) if each.pool_id == pool_id]
+        if any(each.state is not InstanceState.GONE for each in machines):
+            return False
+        await self.api.remove(pool_id)
+        return True
 
     async def tagged(self) -> Sequence[Instance]:
         """Return every machine of Skyward's with these settings that is listed and not gone."""

@@ -764,6 +764,7 @@ class Account(MachineApi):
         found += [("DeleteSecurityGroup", {"GroupId": row["GroupId"]}) for row in await groups(self.api, pool_id)]
         for operation, what in found:
             await self.api.call("ec2", operation, **what, done=[RefusalKind.MISSING])
+        self.zones.pop(pool_id, None)
 
     def kept(self, name: str, longest_s: float) -> AnswerFile:
         """Return the file that caches answers of this region under ``name``."""

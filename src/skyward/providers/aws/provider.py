@@ -292,16 +292,10 @@ async def _remove_by_products(provider: AWS, pool_id: str) -> bool:
     """
 
     async def removed() -> bool | NotYet:
-        if provider.book.is_launching(pool_id):
-            return False
         try:
-            if await provider.api.listed(pool_id):
-                return False
-            await provider.api.remove(pool_id)
+            return await provider.remove_resources(pool_id)
         except SkywardError as error:
             return NotYet(str(error))
-        provider.api.zones.pop(pool_id, None)
-        return True
 
     async with provider.book.locks[pool_id]:
         try:
