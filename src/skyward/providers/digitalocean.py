@@ -24,7 +24,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
+from skyward.providers._common.payloads import VendorPayload, decode, decode_rows, decode_state
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
 from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
@@ -321,7 +321,7 @@ _STATES: Final[Mapping[Any, InstanceState]] = {
     "off": InstanceState.FAILED,
     "archive": InstanceState.FAILED,
 }
-"""States; an unknown one counts as pending. A droplet that is off bills as before, and must be ended."""
+"""States. A droplet that is off bills as before, and must be ended."""
 _PROTOCOLS: Final = ("tcp", "udp", "icmp")
 _EVERYWHERE: Final = ("0.0.0.0/0", "::/0")
 
@@ -438,7 +438,7 @@ def parse_droplet(row: Mapping[str, Any]) -> MachineRecord | None:
         return None
     droplet = decode(_DropletPayload, row, _READING)
     addresses = {place.type: place.ip_address for place in droplet.networks.v4}
-    state = _STATES.get(droplet.status, InstanceState.PENDING)
+    state = decode_state(_STATES, droplet.status, _READING)
     return MachineRecord(
         id=str(droplet.id),
         key=droplet.name.removeprefix(_NAME),

@@ -35,7 +35,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows
+from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows, decode_state
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
@@ -205,7 +205,7 @@ STATES: Final[Mapping[str, InstanceState]] = {
     "ERROR": InstanceState.FAILED,
     "TERMINATED": InstanceState.GONE,
 }
-"""State of a pod, by RunPod's word for it; any other word is a pod that is not ready."""
+"""State of a pod, by RunPod's word for it."""
 
 _REASONS: Final[Mapping[str, str]] = {
     "EXITED": "RunPod stopped the pod",
@@ -360,7 +360,7 @@ def _parse_pod(row: object) -> MachineRecord | None:
     pod = decode(_PodPayload, row, _READING)
     if pod.cluster:
         return None
-    state = STATES.get(pod.status, InstanceState.PENDING)
+    state = decode_state(STATES, pod.status, _READING)
     if pod.gpu is not None:
         kind = pod_name(pod.gpu.id, pod.gpu.count)
     else:

@@ -33,7 +33,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_as,
     spread,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows
+from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows, decode_state
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedContainers, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
@@ -406,7 +406,7 @@ STATES: Final[Mapping[str | None, InstanceState]] = {
     "running": InstanceState.RUNNING,
     **dict.fromkeys(("stopped", "exited", "frozen", "offline", "unknown"), InstanceState.FAILED),
 }
-"""State of an instance, by its ``actual_status``; any other word is an instance that is not ready."""
+"""State of an instance, by its ``actual_status``."""
 
 _NEVER_RUNS: Final = re.compile(
     r"OCI runtime create failed|failed to create|pull access denied|manifest unknown|manifest for .* not found|"
@@ -474,7 +474,7 @@ def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
     instance = decode(_InstancePayload, row, _READING)
     status, message = instance.actual_status, (instance.status_msg or "").strip()
     stopped = {instance.cur_state, instance.next_state, instance.intended_status} == {"stopped"}
-    state = InstanceState.FAILED if stopped else STATES.get(status, InstanceState.PENDING)
+    state = InstanceState.FAILED if stopped else decode_state(STATES, status, _READING)
     if state is InstanceState.PENDING and _NEVER_RUNS.search(message):
         state = InstanceState.FAILED
     outbid = stopped and instance.is_bid is True  # "exited" alone: its main process ended, which is no host's doing

@@ -24,7 +24,7 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_rows
+from skyward.providers._common.payloads import VendorPayload, decode, decode_rows, decode_state
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines, label, labels_of
 from skyward.providers._common.rest_client import ApiAnswer, ClientCredentials, SignedInClient, read_credentials
@@ -55,7 +55,7 @@ STATES: Final[Mapping[str, InstanceState]] = {
     "offline": InstanceState.FAILED,  # switched off, and billed all the same
     **dict.fromkeys(("error", "installation_failed", "no_capacity"), InstanceState.FAILED),
 }
-"""State of a machine, by Verda's word for it; any other word is a machine that is not ready."""
+"""State of a machine, by Verda's word for it."""
 
 _MINIMUM_BILLED_S: Final = 600.0
 """Shortest time billed, by an old text of the vendor's: no present document states one."""
@@ -106,7 +106,7 @@ def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
         return None
     machine = decode(_MachinePayload, row, _READING)
     status, spot = machine.status, machine.is_spot
-    state = STATES.get(status, InstanceState.PENDING)
+    state = decode_state(STATES, status, _READING)
     spec = InstanceSpec(name=machine.instance_type, cpu=0, memory_gib=0.0)
     return MachineRecord(
         id=machine.id,

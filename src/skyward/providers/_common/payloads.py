@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
 from skyward.errors import UnreachableError
+from skyward.providers.base import InstanceState
 
 T = TypeVar("T")
 
@@ -58,3 +59,20 @@ def decode_rows(kind: type[T], rows: Iterable[object], where: str) -> list[T]:
     if malformed is not None and not found:
         raise malformed
     return found
+
+
+def decode_state(states: Mapping[Any, InstanceState], word: str | None, where: str) -> InstanceState:
+    """Return the state of a machine by the vendor's word for it; one with an unknown word is not ready, with a warning.
+
+    ``where`` is that of :func:`decode`.
+    """
+    if word not in states:
+        _warn_of_state(word, where)
+    return states.get(word, InstanceState.PENDING)
+
+
+@cache
+def _warn_of_state(word: str | None, where: str) -> None:
+    _logger.warning(
+        "%s: this version of Skyward does not know the state %r: the machine counts as pending", where, word
+    )

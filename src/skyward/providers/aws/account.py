@@ -19,6 +19,7 @@ from skyward.providers._common.cached_answers import AnswerFile
 from skyward.providers._common.logins import KeyPair, host_key
 from skyward.providers._common.machine_boot import cloud_config
 from skyward.providers._common.machine_catalogue import X86, Catalogue, MachineType, sold_as
+from skyward.providers._common.payloads import decode_state
 from skyward.providers._common.refusals import RefusalKind
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord
 from skyward.providers.aws.api import Api, Json
@@ -279,7 +280,7 @@ _STATES: Final[Mapping[str, InstanceState]] = {
     "stopped": InstanceState.FAILED,
     "terminated": InstanceState.GONE,
 }
-"""State of a machine, by EC2's name of it; any other one is a machine that is not ready."""
+"""State of a machine, by EC2's name of it."""
 
 
 def parse_record(row: Mapping[str, Any], region: str) -> MachineRecord:
@@ -289,7 +290,7 @@ def parse_record(row: Mapping[str, Any], region: str) -> MachineRecord:
     options: Mapping[str, Any] = row.get("CpuOptions") or {}
     cores = int(options.get("CoreCount", 0)) * int(options.get("ThreadsPerCore", 1))
     groups = [group for interface in row.get("NetworkInterfaces") or () for group in interface.get("Groups") or ()]
-    state = _STATES.get(str(row.get("State", {}).get("Name")), InstanceState.PENDING)
+    state = decode_state(_STATES, row.get("State", {}).get("Name"), f"aws {region}: ec2 DescribeInstances")
     spot = row.get("InstanceLifecycle") == "spot"
     moment = _moment_in(str(row.get("StateTransitionReason") or ""))
     return MachineRecord(

@@ -9,7 +9,8 @@ import pytest
 
 from skyward.errors import UnreachableError
 from skyward.providers import digitalocean, runpod, vastai, verda
-from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows
+from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows, decode_state
+from skyward.providers.base import InstanceState
 from support.clouds.digital_ocean_api import SIZES
 from support.clouds.runpod_api import CPUS
 from support.clouds.verda_api import TYPES
@@ -34,6 +35,16 @@ def test_malformed_rows_are_left_out_unless_all_are() -> None:
     assert decode_rows(Thing, [], "Cloud") == []
     with pytest.raises(UnreachableError, match=r"^Cloud was answered .* required field `price`.* newer version"):
         decode_rows(Thing, rows[:1], "Cloud")
+
+
+def test_an_unknown_state_is_pending_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    states = {"up": InstanceState.RUNNING}
+
+    assert [decode_state(states, word, "Cloud: GET /things") for word in ("up", "dreaming", "dreaming")] == [
+        InstanceState.RUNNING,
+        *[InstanceState.PENDING] * 2,
+    ]
+    assert caplog.text.count("Cloud: GET /things: this version of Skyward does not know the state 'dreaming'") == 1
 
 
 def test_a_list_may_be_empty_and_not_missing() -> None:
