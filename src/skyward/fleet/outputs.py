@@ -54,79 +54,102 @@ async def fetch_files(nodes: Sequence[Node], patterns: Sequence[str], to: Path, 
         ConfigurationError: ``to`` is a file.
         FetchError: nothing matches a pattern, or there is no room here.
     """
-    listings = await asyncio.gather(*(node.working_files().matching(patterns) for node in nodes))
-    found = list(zip(nodes, listings, strict=True))
-    for error in _unmatched(found, patterns):
+    parts = [_NodeFetch(node, to / str(node.rank) if apart else to) for node in nodes]
+    await asyncio.gather(*(part.find(patterns) for part in parts))
+    for error in _unmatched(parts, patterns):
         raise error
-    nbytes = sum(file.nbytes for listing in listings for file in listing.files)
-    await asyncio.to_thread(_refuse_full, nbytes, to)
-    folders = {node.rank: to / str(node.rank) if apart else to for node in nodes}
-    parts: list[list[Path | FetchError]] = [[] for _ in found]
-    work = [_fetch_from(node, each, folders[node.rank], part) for (node, each), part in zip(found, parts, strict=True)]
-    await asyncio.gather(*work)
-    outcomes = [outcome for part in parts for outcome in part]
+    await asyncio.to_thread(_refuse_full, sum(part.nbytes for part in parts), to)
+    await asyncio.gather(*(part.fetch() for part in parts))
+    outcomes = [outcome for part in parts for outcome in part.outcomes]
     return FetchedFiles(
         paths=[each for each in outcomes if isinstance(each, Path)],
         failures=[each for each in outcomes if not isinstance(each, Path)],
-        left_out=list(_left_out(found)),
+        left_out=[text for part in parts for text in part.left_out],
     )
 
 
-async def _fetch_from(node: Node, listing: NodeListing, to: Path, outcomes: list[Path | FetchError]) -> None:
-    """Make folders, fetch files one after the other, and make links; add the path of each, or its error."""
-    if not (listing.files or listing.folders or listing.links):
-        return
-    folder = TargetFolder(to)
-    try:
-        outcomes += await asyncio.to_thread(folder.make_folders, listing.folders)
-        await _fetch_content(node, listing.files, folder, outcomes)
-        for name, target in listing.links.items():
-            try:
-                outcomes.append(await asyncio.to_thread(folder.put_link, name, target))
-            except FetchError as error:
-                outcomes.append(error)
-            except OSError as error:
-                outcomes.append(FetchError(f"link {shown(name)} of node {node.rank} was not made: {error}"))
-    finally:
-        await asyncio.shield(asyncio.to_thread(folder.set_modes))
+@dataclass(slots=True, eq=False)
+class _NodeFetch:
+    """Files of one node on their way here.
 
+    Attributes:
+        node: the node.
+        to: the folder here.
+        listing: what is to be fetched; None until it was found.
+        outcomes: the path of each thing that is here, and an error for each that could not be fetched.
+    """
 
-async def _fetch_content(
-    node: Node, files: Sequence[NodeFile], folder: TargetFolder, outcomes: list[Path | FetchError]
-) -> None:
-    """Fetch files one after the other. Stop when the node cannot be reached."""
-    reader = node.working_files()
-    for number, file in enumerate(files):
+    node: Node
+    to: Path
+    listing: NodeListing | None = None
+    outcomes: list[Path | FetchError] = field(default_factory=list[Path | FetchError])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.nbytes for file in self.listing.files) if self.listing else 0
+
+    @property
+    def left_out(self) -> list[str]:
+        """What matches and is not fetched, with the reasons."""
+        left_out = self.listing.left_out if self.listing else dict[str, str]()
+        return [f"{shown(name)} on node {self.node.rank} ({shown(why)})" for name, why in left_out.items()]
+
+    async def find(self, patterns: Sequence[str]) -> None:
+        """List what matches."""
+        self.listing = await self.node.working_files().matching(patterns)
+
+    async def fetch(self) -> None:
+        """Make folders, fetch files one after the other, and make links."""
+        listing = self.listing
+        if listing is None or not (listing.files or listing.folders or listing.links):
+            return
+        folder = TargetFolder(self.to)
         try:
-            path = folder.claim(file.name)
-            await reader.fetch(file, path)
-        except FetchError as error:
-            outcomes.append(error)
-        except (OSError, SkywardError) as error:
-            what = f"{shown(file.name)} ({_size(file.nbytes)}) of node {node.rank}"
-            outcomes.append(FetchError(f"{what} was not fetched: {error}"))
-            # Each further file would take the same 90 s.
-            if isinstance(error, UnreachableError):
-                if rest := len(files) - number - 1:
-                    outcomes.append(FetchError(f"nor were {rest} more of node {node.rank}"))
-                return
-        else:
-            folder.keep(file.name)
-            outcomes.append(path)
+            self.outcomes += await asyncio.to_thread(folder.make_folders, listing.folders)
+            await self._fetch_content(listing.files, folder)
+            for name, target in listing.links.items():
+                try:
+                    self.outcomes.append(await asyncio.to_thread(folder.put_link, name, target))
+                except FetchError as error:
+                    self.outcomes.append(error)
+                except OSError as error:
+                    self.fail(f"link {shown(name)} of node {self.node.rank} was not made: {error}")
+        finally:
+            await asyncio.shield(asyncio.to_thread(folder.set_modes))
+
+    async def _fetch_content(self, files: Sequence[NodeFile], folder: TargetFolder) -> None:
+        """Fetch files one after the other. Stop when the node cannot be reached."""
+        rank, reader = self.node.rank, self.node.working_files()
+        for number, file in enumerate(files):
+            try:
+                path = folder.claim(file.name)
+                await reader.fetch(file, path)
+            except FetchError as error:
+                self.outcomes.append(error)
+            except (OSError, SkywardError) as error:
+                self.fail(f"{shown(file.name)} ({_size(file.nbytes)}) of node {rank} was not fetched: {error}")
+                # Each further file would take the same 90 s.
+                if isinstance(error, UnreachableError):
+                    if rest := len(files) - number - 1:
+                        self.fail(f"nor were {rest} more of node {rank}")
+                    return
+            else:
+                folder.keep(file.name)
+                self.outcomes.append(path)
+
+    def fail(self, reason: str) -> None:
+        """Add an error."""
+        self.outcomes.append(FetchError(reason))
 
 
-def _left_out(found: Sequence[tuple[Node, NodeListing]]) -> Iterator[str]:
-    for node, listing in found:
-        for name, why in listing.left_out.items():
-            yield f"{shown(name)} on node {node.rank} ({shown(why)})"
-
-
-def _unmatched(found: Sequence[tuple[Node, NodeListing]], patterns: Sequence[str]) -> Iterator[FetchError]:
+def _unmatched(parts: Sequence[_NodeFetch], patterns: Sequence[str]) -> Iterator[FetchError]:
     """Yield an error for each pattern that matches on no node."""
-    for pattern in patterns:
+    found = [(part.node, part.listing) for part in parts if part.listing is not None]
+    for pattern in patterns if found else ():
         if all(pattern in listing.unmatched for _, listing in found):
             there = ", ".join(f"on node {node.rank} {_content(listing)}" for node, listing in found[:_NAMED])
-            left_out = list(_left_out(found))
+            left_out = [text for part in parts for text in part.left_out]
             but = f". Left out: {joined(left_out)}. Have a call copy what they hold into the folder" if left_out else ""
             yield FetchError(f"no file matches {pattern!r} in the working folder of calls; {there}{but}")
 
@@ -187,53 +210,41 @@ class Outputs:
         if lost := [node for node in started if not node.linked]:
             self._publish(Notice(f"outputs of {_ranks(lost)} are lost: gone before their end", lost[0].instance.id))
 
-        async def rescue_and_stop(node: Node) -> _Rescued:
-            rescued = await self._rescue(node) if node in there else _Rescued(node)
+        async def rescue_and_stop(node: Node) -> _NodeFetch:
+            part = await self._rescue(node) if node in there else _NodeFetch(node, self._to)
             try:
                 await node.stop(_STOP_TIMEOUT_S)
             except Exception as error:
                 _logger.warning("node %d did not end when asked, and is ended with its machine: %s", node.rank, error)
-            return rescued
+            return part
 
-        rescued = await asyncio.gather(*map(rescue_and_stop, nodes))
+        parts = await asyncio.gather(*map(rescue_and_stop, nodes))
         if there:
-            self._publish(Notice(self._summary([each for each in rescued if each.node in there])))
+            self._publish(Notice(self._summary([part for part in parts if part.node in there])))
 
-    async def _rescue(self, node: Node) -> _Rescued:
-        rescued = _Rescued(node)
+    async def _rescue(self, node: Node) -> _NodeFetch:
+        part = _NodeFetch(node, self._to / str(node.rank))
         try:
             async with asyncio.timeout(self._longest_s):
-                rescued.listing = await node.working_files().matching(self._patterns)
-                nbytes = sum(file.nbytes for file in rescued.listing.files)
-                await asyncio.to_thread(_refuse_full, nbytes, self._to)
-                await _fetch_from(node, rescued.listing, self._to / str(node.rank), rescued.outcomes)
+                await part.find(self._patterns)
+                await asyncio.to_thread(_refuse_full, part.nbytes, self._to)
+                await part.fetch()
         except TimeoutError:
-            rescued.problems.append(f"outputs of node {node.rank} are incomplete after {self._longest_s:g} s")
+            part.fail(f"outputs of node {node.rank} are incomplete after {self._longest_s:g} s")
         except Exception as error:
-            rescued.problems.append(f"no outputs of node {node.rank} were fetched: {error}")
-        return rescued
+            part.fail(f"no outputs of node {node.rank} were fetched: {error}")
+        return part
 
-    def _summary(self, rescued: Sequence[_Rescued]) -> str:
-        found = [(each.node, each.listing) for each in rescued if each.listing is not None]
-        paths = [path for each in rescued for path in each.outcomes if isinstance(path, Path)]
-        failures: list[object] = [*_unmatched(found, self._patterns)] if found else []
-        failures += [error for each in rescued for error in each.outcomes if not isinstance(error, Path)]
-        failures += [problem for each in rescued for problem in each.problems]
-        nbytes = sum(file.nbytes for _, listing in found for file in listing.files)
-        failures += [f"left out: {each}" for each in _left_out(found)]
+    def _summary(self, parts: Sequence[_NodeFetch]) -> str:
+        outcomes = [outcome for part in parts for outcome in part.outcomes]
+        paths = [path for path in outcomes if isinstance(path, Path)]
+        failures: list[object] = [*_unmatched(parts, self._patterns)]
+        failures += [error for error in outcomes if not isinstance(error, Path)]
+        failures += [f"left out: {text}" for part in parts for text in part.left_out]
         names = joined([shown(path.relative_to(self._to).as_posix()) for path in paths])
-        text = f"outputs in {self._to}: {names} ({_size(nbytes)})" if names else "no outputs were fetched"
+        size = _size(sum(part.nbytes for part in parts))
+        text = f"outputs in {self._to}: {names} ({size})" if names else "no outputs were fetched"
         return f"{text}; {joined(failures, '; ')}" if failures else text
-
-
-@dataclass(slots=True)
-class _Rescued:
-    """Files of one node, as far as they are here."""
-
-    node: Node
-    listing: NodeListing | None = None
-    outcomes: list[Path | FetchError] = field(default_factory=list[Path | FetchError])
-    problems: list[str] = field(default_factory=list[str])
 
 
 def _ranks(nodes: Sequence[Node]) -> str:

@@ -24,26 +24,8 @@ _END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sy
 
 def start_template_ahead(request: PoolRequest) -> None:
     """Start what the supervisors of a pool on this machine are forked from, while the pool opens. Blocks briefly."""
-    if not is_satisfied(request.image.pip):  # its nodes have another interpreter
-        return
-    config = NodeConfig(
-        pool_id="",
-        instance_id="",
-        node=0,
-        total_nodes=request.nodes,
-        workers=request.workers_per_node,
-        head=False,
-        address="",
-        workdir="",
-        env=dict(request.env),
-        tls_ca="",
-        tls_cert="",
-        tls_key="",
-        sharers=request.nodes,
-        least_cpu=request.wish.cpu or 0,
-        service=request.service,
-    )
-    start_template(config, _added_packages({}))
+    if is_satisfied(request.image.pip):  # else its nodes have another interpreter
+        start_template(request, _added_packages({}))
 
 
 def _added_packages(env: Mapping[str, str]) -> dict[str, str]:

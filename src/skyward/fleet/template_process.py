@@ -32,6 +32,7 @@ from skyward.node.supervisor.start_order import (
     start_variables,
 )
 from skyward.node.supervisor.zygote import Fork, fork_from
+from skyward.request.request import PoolRequest
 from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
 
@@ -231,16 +232,17 @@ class _Templates:
 _templates = _Templates()
 
 
-def start_template(config: NodeConfig, variables: Mapping[str, str]) -> None:
-    """Start the process that such a node will be forked from, ahead of :func:`fork_supervisor`. Blocks briefly."""
+def start_template(request: PoolRequest, variables: Mapping[str, str]) -> None:
+    """Start the process that a pool's nodes will be forked from, ahead of :func:`fork_supervisor`. Blocks briefly."""
+    cores = share_of(cpu_count(), sharers=request.nodes, least=request.wish.cpu or 0)
+    threads = thread_variables(request.env, workers=request.workers_per_node, cpu_count=cores)
     with suppress(OSError):  # it is met again when the node is ordered
-        _templates.find(_program_variables(config, variables), node_programs(config))
+        _templates.find(_program_variables(variables) | threads, node_programs(request.service))
 
 
-def _program_variables(config: NodeConfig, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that count when the program of a node's template starts."""
-    cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
-    return start_variables(os.environ | dict(variables) | HASH_SEED) | thread_variables(config, cores)
+def _program_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that count when a program starts, of this process's and those."""
+    return start_variables(os.environ | dict(variables) | HASH_SEED)
 
 
 async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> str | None:
@@ -252,9 +254,11 @@ async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> s
     if len(config.instance_id) != len(TEMPLATE_ID):
         return None
     env = os.environ | dict(variables)
-    started_with = _program_variables(config, variables)
+    cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
+    threads = thread_variables(config.env, workers=config.workers, cpu_count=cores)
+    started_with = _program_variables(variables) | threads
     try:
-        template = await asyncio.to_thread(_templates.find, started_with, node_programs(config))
+        template = await asyncio.to_thread(_templates.find, started_with, node_programs(config.service))
         if template is None:
             return None
         # Every process of the node is a fork of the one that gets this order, which must not hold the volumes' keys.

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,10 +37,10 @@ HASH_SEED = {"PYTHONHASHSEED": "6640"}
 _THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def thread_variables(config: NodeConfig, cpu_count: int) -> dict[str, str]:
-    """Return the caps on threads of numerical libraries in a worker; those that the user has set come first."""
-    threads = str(max(1, cpu_count // config.workers))
-    return {name: config.env.get(name, threads) for name in _THREAD_CAPS}
+def thread_variables(env: Mapping[str, str], *, workers: int, cpu_count: int) -> dict[str, str]:
+    """Return the caps on threads of numerical libraries in a worker; those that the user has set in ``env`` count."""
+    threads = str(max(1, cpu_count // workers))
+    return {name: env.get(name, threads) for name in _THREAD_CAPS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class NodePlan:
 
     def process_env(self) -> dict[str, str]:
         """Return the variables of every process of the node, besides those that the supervisor has."""
-        ours = thread_variables(self.config, self.ready.cpu_count)
+        ours = thread_variables(self.config.env, workers=self.config.workers, cpu_count=self.ready.cpu_count)
         # A loop inside a call counts the machine's cores otherwise.
         if self.config.sharers > 1 or self.config.bought_cpu:
             ours |= {"LOKY_MAX_CPU_COUNT": str(self.ready.cpu_count)}

@@ -35,10 +35,9 @@ _START_PREFIXES: Final = (
 Python or a module that a template imports."""
 
 
-def node_programs(config: NodeConfig) -> tuple[str, ...]:
-    """Return the modules of a node's processes, to be imported before they are forked."""
-    service = (config.service,) if config.service else ()
-    return ("skyward.node.worker.worker", "skyward.node.supervisor.service_process", *service)
+def node_programs(service: str) -> tuple[str, ...]:
+    """Return the modules of a node's processes, to be imported before they are forked; ``service`` may be empty."""
+    return ("skyward.node.worker.worker", "skyward.node.supervisor.service_process", *filter(None, (service,)))
 
 
 def start_variables(env: Mapping[str, str]) -> dict[str, str]:

@@ -200,7 +200,9 @@ class Supervisor:
     def _loops(self, plan: NodePlan) -> dict[str, Callable[[], Awaitable[None]]]:
         config = self._config
         self._plan = plan
-        self._zygote = zygote = Zygote(node_programs(config), plan, on_exit=self._on_zygote_exit, spare=self._spare)
+        self._zygote = zygote = Zygote(
+            node_programs(config.service), plan, on_exit=self._on_zygote_exit, spare=self._spare
+        )
         self._service = ServiceProcess(
             plan, zygote=zygote, on_report=self._on_service_report, on_exit=self._on_service_exit
         )
