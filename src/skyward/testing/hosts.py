@@ -1,7 +1,4 @@
-"""Test hosts: real ``sshd`` processes on loopback addresses, each with keys, a home and processes of its own.
-
-Some are real islands, in a network namespace of their own.
-"""
+"""Test hosts: real ``sshd`` processes on loopback addresses, each with keys, a home and processes of its own."""
 
 from __future__ import annotations
 
@@ -25,12 +22,11 @@ from skyward.base.waiting import wait_until
 from skyward.errors import ConfigurationError, UnreachableError
 from skyward.machine.ssh_config import SSHTarget
 
-__all__ = ["SshHost", "find_openssh", "require_namespaces", "require_sshd", "share_cache", "write_known_hosts"]
+__all__ = ["SshHost", "find_openssh", "require_sshd", "share_cache", "write_known_hosts"]
 
 _UNPACKED: Final = Path(__file__).parents[3] / "build" / "openssh"
 """Folder into which ``tools/sshd`` unpacks OpenSSH's server when it may not install it."""
 
-_CLONE_NEWNET = 0x40000000
 _PORT = 22
 _START_S = 10.0
 _END_S = 15.0
@@ -65,15 +61,6 @@ def require_sshd() -> None:
         pytest.skip("there is no sshd, or no ssh: tools/sshd installs them", allow_module_level=True)
 
 
-def require_namespaces() -> None:
-    """Skip the test, or the file of tests, where this user may not make network namespaces."""
-    command = f"import ctypes; raise SystemExit(ctypes.CDLL(None).unshare({_CLONE_NEWNET}))"
-    if subprocess.run([sys.executable, "-I", "-c", command], check=False).returncode:
-        import pytest
-
-        pytest.skip("a host on an island needs the right to make network namespaces: root", allow_module_level=True)
-
-
 class SshHost:
     """Emulated machine with a real sshd, on this machine. A context manager; entering and leaving block.
 
@@ -82,15 +69,9 @@ class SshHost:
     (``~name``, ``pwd.getpwuid``), ``/tmp``, the rest of the file system, and the list of processes. Only the user who
     runs the tests can log in, and only with a key.
 
-    With ``island`` it has a network of its own, a namespace, which takes root: nothing there reaches anything outside,
-    no package index either, and from outside only ``address`` and ``port`` lead to its sshd. It needs a prepared cache
-    (:func:`share_cache`).
-
     Args:
         folder: folder of the host, created if it is missing.
         address: address of its sshd, in 127.0.0.0/8; of an island, the address outside.
-        island: its own address inside, where its sshd has port 22; empty for a host in this machine's network.
-        neighbour: the island whose network it shares; None for a network of its own.
         client_key: private key that can log in; created if it is missing. None means ``client_key`` next to
             ``folder``, so that hosts in sibling folders share one.
         path: the ``PATH`` of sessions; None means sshd's own.
@@ -117,8 +98,6 @@ class SshHost:
         folder: Path,
         *,
         address: str = "127.0.0.2",
-        island: str = "",
-        neighbour: SshHost | None = None,
         client_key: Path | None = None,
         path: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -131,8 +110,6 @@ class SshHost:
         self.key_path = client_key or folder.parent / "client_key"
         self.authorized_keys = folder / "authorized_keys"
         self.log = folder / "sshd.log"
-        self._island = island
-        self._neighbour = neighbour
         self._folder = folder
         self._env = dict(env or {}) | {"HOME": str(self.home)} | ({} if path is None else {"PATH": path})
         self._options = tuple(sshd_options)
@@ -170,10 +147,7 @@ class SshHost:
         self._program = program
         self._guard = subprocess.Popen(
             [
-                sys.executable,
-                "-I",
-                Path(__file__).with_name("_guard.py"),
-                self._network(),
+                *self._guard_command(),
                 program,
                 "-D",
                 "-f",
@@ -188,9 +162,7 @@ class SshHost:
             start_new_session=True,
         )
         try:
-            if not (port := self._answer()) and self._island:
-                raise UnreachableError(f"no network for the island at {self.address}:{self.port}: see standard error")
-            self.port = port or self.port
+            self._enter_network()
             self._up()
         except BaseException:
             self.stop()
@@ -267,13 +239,15 @@ class SshHost:
         assert self._guard.stdout is not None
         return int(self._guard.stdout.readline() or 0)
 
-    def _network(self) -> str:
-        """Return the place of the host's network, as the guard reads it."""
-        if not self._island:
-            return "-"
-        neighbour = self._neighbour
-        shared = f"@{neighbour.pid}" if neighbour is not None else ""
-        return f"{self.address}:{self.port}={self._island}:{_PORT}{shared}"
+    def _guard_command(self) -> Sequence[str | Path]:
+        """Return the command of its guard; sshd's follows it."""
+        return (sys.executable, "-I", Path(__file__).with_name("_guard.py"))
+
+    def _enter_network(self) -> None:
+        """Learn the place of its network; by default it is this machine's."""
+
+    def _listen_address(self) -> str:
+        return f"{self.address}:{self.port}"
 
     def _answers(self) -> bool:
         """Wait for sshd's banner; False if it has ended. Runs in a thread, since this thread may run an event loop."""
@@ -302,7 +276,7 @@ class SshHost:
     def _configuration(self, program: Path) -> str:
         lines = [
             *self._options,  # sshd uses the first of two values
-            f"ListenAddress {self._island}:{_PORT}" if self._island else f"ListenAddress {self.address}:{self.port}",
+            f"ListenAddress {self._listen_address()}",
             f"HostKey {_quoted(self._folder / 'host_key')}",
             f"AuthorizedKeysFile {_quoted(self.authorized_keys)}",
             f"ForceCommand /bin/sh {shlex.quote(str(self._folder / 'shell'))}",

@@ -21,11 +21,12 @@ from skyward.fleet import machine_size
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Offer
 from skyward.request.request import PoolRequest
-from skyward.testing.hosts import require_namespaces, require_sshd
+from skyward.testing.hosts import require_sshd
 from skyward_dask import SkywardCluster
 from support.clouds.container_room import Container, ContainerFault, ContainerRoom
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.vendors import PROMPT, VENDORS, Vendor, opened
+from support.ssh_islands import require_namespaces
 
 require_sshd()
 pytestmark = pytest.mark.timeout(400)  # the first pool builds an environment

@@ -12,9 +12,10 @@ import pytest
 import skyward as sky
 from skyward.events import CostFinal, Error, InstancePreempted, Notice, Progress, SkywardEvent
 from skyward.ledger.ledger import Ledger
-from skyward.testing.hosts import require_namespaces, require_sshd
+from skyward.testing.hosts import require_sshd
 from support.clouds.vast_api import VastApi
 from support.clouds.vendors import PROMPT, opened, vendor_named
+from support.ssh_islands import require_namespaces
 
 require_sshd()
 pytestmark = pytest.mark.timeout(400)  # the first pool builds an environment

@@ -18,10 +18,11 @@ from joblib import parallel_config
 import skyward as sky
 from skyward.errors import ConfigurationError
 from skyward.events import Error, InstanceProvisioned, Notice, SkywardEvent
-from skyward.testing.hosts import SshHost, require_namespaces, require_sshd, share_cache, write_known_hosts
+from skyward.testing.hosts import SshHost, require_sshd, share_cache, write_known_hosts
 from skyward_dask import SkywardCluster
 from support.chaos import ChaosProxy
 from support.clouds.environments import build_environment
+from support.ssh_islands import IslandHost, require_namespaces
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
@@ -48,10 +49,10 @@ class Sea:
         self._folder = folder
         self._cache = cache
 
-    def add(self, *, island: str = "", neighbour: SshHost | None = None) -> SshHost:
+    def add(self, **island: Any) -> SshHost:
         number = len(self.hosts) + 2
         folder = self._folder / f"host-{number}"
-        host = SshHost(folder, address=f"127.0.2.{number}", island=island, neighbour=neighbour)
+        host = (IslandHost if island else SshHost)(folder, address=f"127.0.2.{number}", **island)
         share_cache(host.home, self._cache)
         self.hosts.append(self._stack.enter_context(host))
         proxy = ChaosProxy(f"127.0.3.{number}", (host.address, host.port))

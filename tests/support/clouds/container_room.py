@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from skyward.testing import hosts
-from skyward.testing.hosts import find_openssh, require_namespaces, share_cache
+from skyward.testing.hosts import find_openssh, share_cache
 from support.clouds.room import Room
+from support.ssh_islands import GUARD, require_namespaces
 
 __all__ = ["Container", "ContainerFault", "ContainerOrders", "ContainerRoom"]
 
@@ -35,7 +35,6 @@ IMAGE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 RECORD_PORT: Final = 22022
 """Published port of containers that are records only."""
 
-_GUARD: Final = Path(hosts.__file__).with_name("_guard.py")
 _INIT: Final = Path(__file__).with_name("container_init.py")
 _PLACES: Final = ("root", "etc/ssh", "run", "usr/local/sbin", "var/lib", "var/log")
 """Folders that every container has for itself. Everything else is this machine's."""
@@ -258,7 +257,7 @@ class Container:
     def _guard(self, network: str, command: Sequence[str]) -> int:
         """Publish the port, in the network of a container or in a new one, and run a command there; return the port."""
         guard = subprocess.Popen(
-            [sys.executable, "-I", _GUARD, f"{self.address}:0=127.0.0.1:{self.order.port}{network}", *command],
+            [sys.executable, "-I", GUARD, f"{self.address}:0=127.0.0.1:{self.order.port}{network}", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -16,7 +16,6 @@ from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.base import InstanceState, Provider
 from skyward.providers.registry import provider_type
 from skyward.testing.aws import Looks
-from skyward.testing.hosts import require_namespaces
 from support.clouds.digital_ocean_api import DigitalOceanApi
 from support.clouds.environments import build_environment
 from support.clouds.fake_cloud import FakeCloud
@@ -24,6 +23,7 @@ from support.clouds.rest_service import load_json
 from support.clouds.runpod_api import RunPodApi
 from support.clouds.vast_api import STATUSES, VastApi
 from support.clouds.verda_api import VerdaApi
+from support.ssh_islands import require_namespaces
 
 __all__ = ["BOOTED", "EACH_KIND", "PATH", "PROMPT", "VENDORS", "Vendor", "opened", "vendor_named"]
 

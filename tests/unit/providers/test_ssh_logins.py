@@ -20,7 +20,8 @@ from skyward.machine.ssh_connection import SSHConnections
 from skyward.providers._ssh_hosts import host_fault
 from skyward.providers.ssh import SSH
 from skyward.request.request import parse_request
-from skyward.testing.hosts import SshHost, require_namespaces, require_sshd, write_known_hosts
+from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
+from support.ssh_islands import require_namespaces
 
 require_sshd()
 

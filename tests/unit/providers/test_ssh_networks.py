@@ -20,7 +20,8 @@ from skyward.providers._ssh_hosts import find_networks, names_of, preferred
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.ssh import SSH
 from skyward.request.request import parse_request
-from skyward.testing.hosts import SshHost, require_namespaces, require_sshd, write_known_hosts
+from skyward.testing.hosts import SshHost, require_sshd, write_known_hosts
+from support.ssh_islands import IslandHost, require_namespaces
 
 require_sshd()
 
@@ -133,9 +134,9 @@ def overseas(folder: Path) -> Iterator[list[SshHost]]:
     """Two networks: one host in the first, two in the second; each believes to be at port 22 of a loopback address."""
     require_namespaces()
     with ExitStack() as stack:
-        alone = stack.enter_context(SshHost(folder / "alone", address="127.0.0.4", island="127.0.0.1"))
-        first = stack.enter_context(SshHost(folder / "first", address="127.0.0.5", island="127.0.0.1"))
-        second = SshHost(folder / "second", address="127.0.0.6", island="127.0.0.3", neighbour=first)
+        alone = stack.enter_context(IslandHost(folder / "alone", address="127.0.0.4", island="127.0.0.1"))
+        first = stack.enter_context(IslandHost(folder / "first", address="127.0.0.5", island="127.0.0.1"))
+        second = IslandHost(folder / "second", address="127.0.0.6", island="127.0.0.3", neighbour=first)
         yield [alone, first, stack.enter_context(second)]
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skyward.testing.hosts import require_namespaces
 from support.clouds.container_room import Container, ContainerOrders, ContainerRoom
 from support.clouds.rest_service import RestAnswer, RestService
 from support.eventually import eventually
+from support.ssh_islands import require_namespaces
 
 pytestmark = pytest.mark.usefixtures("namespaces")
 

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from skyward.errors import UnreachableError
-from skyward.testing.hosts import SshHost, find_openssh, require_namespaces, require_sshd, write_known_hosts
+from skyward.testing.hosts import SshHost, find_openssh, require_sshd, write_known_hosts
 from support.eventually import eventually
+from support.ssh_islands import IslandHost, require_namespaces
 
 require_sshd()
 
@@ -210,9 +211,9 @@ def islands(folder: Path) -> Iterator[list[SshHost]]:
     """Two networks: one host in the first, two in the second."""
     require_namespaces()
     with (
-        SshHost(folder / "island", address="127.0.0.5", island="127.0.0.1") as alone,
-        SshHost(folder / "mainland", address="127.0.0.6", island="127.0.0.1") as first,
-        SshHost(folder / "its_port", address="127.0.0.7", island="127.0.0.3", neighbour=first) as second,
+        IslandHost(folder / "island", address="127.0.0.5", island="127.0.0.1") as alone,
+        IslandHost(folder / "mainland", address="127.0.0.6", island="127.0.0.1") as first,
+        IslandHost(folder / "its_port", address="127.0.0.7", island="127.0.0.3", neighbour=first) as second,
     ):
         yield [alone, first, second]
 
@@ -248,7 +249,7 @@ def test_hosts_on_islands_reach_their_neighbours_only(host: SshHost, islands: li
 @pytest.mark.full
 def test_nothing_of_an_island_is_left_when_it_stops_and_it_comes_back_at_its_port(folder: Path) -> None:
     require_namespaces()
-    island = SshHost(folder / "sinking", address="127.0.0.8", island="127.0.0.1")
+    island = IslandHost(folder / "sinking", address="127.0.0.8", island="127.0.0.1")
     before = psutil.Process().children(recursive=True)
     with island:
         port = island.port
@@ -272,7 +273,9 @@ def test_everything_on_the_host_ends_with_the_process_that_made_it(folder: Path,
     script = (
         "import sys, pathlib, subprocess, os, signal, psutil\n"
         "from skyward.testing.hosts import SshHost, find_openssh, write_known_hosts\n"
-        "host = SshHost(pathlib.Path(sys.argv[1]), island=sys.argv[3]); host.start()\n"
+        "from support.ssh_islands import IslandHost\n"
+        "folder, island = pathlib.Path(sys.argv[1]), sys.argv[3]\n"
+        "host = IslandHost(folder, island=island) if island else SshHost(folder); host.start()\n"
         "known = write_known_hosts(pathlib.Path(sys.argv[1]) / 'known', host)\n"
         "pid = subprocess.check_output([find_openssh('ssh'), '-F', 'none', '-o', f'UserKnownHostsFile={known}', '-i',\n"
         "    host.key_path, '-p', str(host.port), f'{host.user}@{host.address}', sys.argv[2]], timeout=20).decode()\n"
@@ -282,6 +285,7 @@ def test_everything_on_the_host_ends_with_the_process_that_made_it(folder: Path,
 
     done = subprocess.run(
         [sys.executable, "-c", script, folder / f"orphan{island}", DAEMON, island],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=60,
