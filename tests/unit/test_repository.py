@@ -216,7 +216,8 @@ LINUX_MODULES = (
     # Programs of nodes about one facility of Linux alone.
     "skyward/node/cgroups.py",
     "skyward/node/gpu/partitioner.py",
-    "skyward/node/supervisor/fork_server.py",
+    "skyward/node/processes.py",
+    "skyward/node/supervisor/forking.py",
     "skyward/fleet/template_process.py",
     "skyward/node/worker/mapped_blobs.py",
     # Text of programs that run on nodes.

@@ -22,7 +22,8 @@ import psutil
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.exits import at_exit
 from skyward.base.platform import process_limits, run_in_forks
-from skyward.node.plan import HASH_SEED, cpu_count, share_of, thread_variables
+from skyward.node.plan import HASH_SEED, cpu_count, node_cpu_count, share_of, thread_variables
+from skyward.node.supervisor.forking import Fork, fork_from
 from skyward.node.supervisor.start_order import (
     TEMPLATE_ID,
     TEMPLATE_VARIABLE,
@@ -31,14 +32,13 @@ from skyward.node.supervisor.start_order import (
     node_programs,
     start_variables,
 )
-from skyward.node.supervisor.zygote import Fork, fork_from
 from skyward.request.request import PoolRequest
 from skyward.request.volume import GrantedVolume
 from skyward.wire.node_config import NodeConfig
 
 log = logging.getLogger("skyward.fleet.template_process")
 
-_PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.fork_server import run_template as run; run({}, *{})"
+_PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.forking import run_template as run; run({}, *{})"
 _SUPERVISOR = "skyward.node.supervisor.daemon"
 _MOST = 3
 """Templates kept at a time; each holds 30 MiB."""
@@ -254,8 +254,7 @@ async def fork_supervisor(config: NodeConfig, variables: Mapping[str, str]) -> s
     if len(config.instance_id) != len(TEMPLATE_ID):
         return None
     env = os.environ | dict(variables)
-    cores = share_of(cpu_count(), sharers=config.sharers, least=config.least_cpu)
-    threads = thread_variables(config.env, workers=config.workers, cpu_count=cores)
+    threads = thread_variables(config.env, workers=config.workers, cpu_count=node_cpu_count(config))
     started_with = _program_variables(variables) | threads
     try:
         template = await asyncio.to_thread(_templates.find, started_with, node_programs(config.service))

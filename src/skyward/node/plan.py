@@ -43,6 +43,20 @@ def thread_variables(env: Mapping[str, str], *, workers: int, cpu_count: int) ->
     return {name: env.get(name, threads) for name in _THREAD_CAPS}
 
 
+def process_env(config: NodeConfig, cpu_count: int) -> dict[str, str]:
+    """Return the variables of every process of the node, besides those that its supervisor has.
+
+    Args:
+        config: the node.
+        cpu_count: cores that it may use.
+    """
+    ours = thread_variables(config.env, workers=config.workers, cpu_count=cpu_count)
+    # A loop inside a call counts the machine's cores otherwise.
+    if config.sharers > 1 or config.bought_cpu:
+        ours |= {"LOKY_MAX_CPU_COUNT": str(cpu_count)}
+    return HASH_SEED | ours | dict(config.env) | {"SKYWARD_INSTANCE": config.instance_id}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
     """One node: the client's configuration and the supervisor's choices. Its processes get it as a pickle.
@@ -83,11 +97,7 @@ class NodePlan:
 
     def process_env(self) -> dict[str, str]:
         """Return the variables of every process of the node, besides those that the supervisor has."""
-        ours = thread_variables(self.config.env, workers=self.config.workers, cpu_count=self.ready.cpu_count)
-        # A loop inside a call counts the machine's cores otherwise.
-        if self.config.sharers > 1 or self.config.bought_cpu:
-            ours |= {"LOKY_MAX_CPU_COUNT": str(self.ready.cpu_count)}
-        return HASH_SEED | ours | dict(self.config.env) | {"SKYWARD_INSTANCE": self.config.instance_id}
+        return process_env(self.config, self.ready.cpu_count)
 
     def devices_of(self, worker: int) -> tuple[Device, ...]:
         """Return the devices of worker number ``worker``.
@@ -214,6 +224,11 @@ def cpu_count(bought: int = 0) -> int:
     return usable(usable_cores(), find_cpu_limit(), bought)
 
 
+def node_cpu_count(config: NodeConfig) -> int:
+    """Return the number of cores that the node may use: its share, where nodes share the machine."""
+    return share_of(cpu_count(config.bought_cpu), sharers=config.sharers, least=config.least_cpu)
+
+
 def memory_bytes(bought: int = 0) -> int:
     """Return the usable memory: of the physical one, the cgroup's limit, and ``bought`` the least."""
     physical: int = psutil.virtual_memory().total
@@ -278,7 +293,7 @@ def make_plan(
         pid=os.getpid(),
         python=platform.python_version(),
         packages=package_versions(config.packages),
-        cpu_count=share_of(cpu_count(config.bought_cpu), sharers=config.sharers, least=config.least_cpu),
+        cpu_count=node_cpu_count(config),
         memory_bytes=memory,
     )
     # The volumes' keys are the supervisor's only.

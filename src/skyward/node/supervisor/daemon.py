@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -19,8 +20,9 @@ from typing import BinaryIO, NoReturn, TextIO
 from skyward.base.descriptors import raise_descriptor_limit
 from skyward.base.platform import adopt_orphans, process_limits
 from skyward.errors import SkywardError
-from skyward.node.processes import SUPERVISOR_LOG, end_of_log, name_process
-from skyward.node.supervisor.fork_server import fork_zygote, show_arguments, show_variable
+from skyward.node.plan import node_cpu_count, process_env
+from skyward.node.processes import SUPERVISOR_LOG, end_of_log, name_process, show_arguments, show_variable
+from skyward.node.supervisor.forking import fork_zygote
 from skyward.node.supervisor.start_order import (
     PROGRAM,
     TEMPLATE_VARIABLE,
@@ -28,10 +30,10 @@ from skyward.node.supervisor.start_order import (
     VOLUMES_REQUEST,
     StartOrder,
     known_environment,
+    start_variables,
     visible_environment,
 )
 from skyward.node.supervisor.supervisor import Supervisor
-from skyward.node.supervisor.zygote import Spare
 from skyward.wire.node_config import NodeConfig, NodeReady
 
 log = logging.getLogger("skyward.node.supervisor.daemon")
@@ -88,22 +90,22 @@ def _supervise_forked(order: StartOrder, client: BinaryIO, answer: TextIO) -> No
     config = order.config
     show_arguments(PROGRAM, f"{config.workdir}/node.json")
     show_variable(TEMPLATE_VARIABLE, "SKYWARD_INSTANCE", config.instance_id)
-    pid, orders = fork_zygote()
-    spare = Spare(pid=pid, orders=orders, started_with=order.started_with)
+    env = os.environ | process_env(config, node_cpu_count(config))
+    zygote = fork_zygote(env) if start_variables(env) == order.started_with else None
     # Only now: the zygote, and with it every worker, is a copy of all that this process has read so far.
     answer.write(VOLUMES_REQUEST.decode())
     with client:
         volumes = pickle.load(client)
-    _supervise(replace(config, volumes=volumes), answer, spare)
+    _supervise(replace(config, volumes=volumes), answer, zygote)
 
 
-def _supervise(config: NodeConfig, answer: TextIO, spare: Spare | None) -> None:
+def _supervise(config: NodeConfig, answer: TextIO, zygote: tuple[int, socket.socket] | None) -> None:
     def announce(ready: NodeReady) -> None:
         with answer:  # fails when the starting side has given up meanwhile: then the node ends
             answer.write(f"{ready.to_json()}\n")
 
     async def supervise() -> None:
-        supervisor = Supervisor(config, spare=spare)
+        supervisor = Supervisor(config, zygote=zygote)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, supervisor.end, "it was told to (SIGTERM)")
         await supervisor.run(announce)
 

@@ -16,7 +16,7 @@ from skyward.events import Progress
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, exit_reason, name_process
 from skyward.node.services import Service, ServiceProgram
-from skyward.node.supervisor.zygote import Zygote, keep_process
+from skyward.node.supervisor.forking import Zygote, keep_process
 from skyward.wire.control import Report, RunService, ServiceRunning, to_frame
 
 

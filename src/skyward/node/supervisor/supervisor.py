@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -29,13 +30,13 @@ from skyward.node.processes import (
 from skyward.node.storage.blob_port import BlobPort
 from skyward.node.storage.volume_program import VolumeKeeper
 from skyward.node.supervisor.control_server import ControlServer
+from skyward.node.supervisor.forking import Zygote
 from skyward.node.supervisor.lease import Lease
 from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
 from skyward.node.supervisor.sampling import open_sampler
 from skyward.node.supervisor.service_process import ServiceProcess
 from skyward.node.supervisor.start_order import node_programs
 from skyward.node.supervisor.worker_slot import WorkerSlot
-from skyward.node.supervisor.zygote import Spare, Zygote
 from skyward.wire.control import (
     Command,
     Ending,
@@ -71,10 +72,16 @@ class Supervisor:
     Args:
         config: the node's configuration.
         clock: the time, for the lease and the timeout.
-        spare: zygote that was forked beforehand; None where there is none.
+        zygote: pid of one that was forked beforehand, and the connection to it; None where there is none.
     """
 
-    def __init__(self, config: NodeConfig, *, clock: Clock = SYSTEM_CLOCK, spare: Spare | None = None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        zygote: tuple[int, socket.socket] | None = None,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._booted = self._clock.elapsed()
@@ -89,7 +96,7 @@ class Supervisor:
         self._failed_starts = 0
         self._hopeless = ""
         self._has_client = False
-        self._spare = spare
+        self._forked_zygote = zygote
         self._zygote: Zygote | None = None
         self._slots: list[WorkerSlot] = []
         self._service: ServiceProcess | None = None
@@ -201,7 +208,7 @@ class Supervisor:
         config = self._config
         self._plan = plan
         self._zygote = zygote = Zygote(
-            node_programs(config.service), plan, on_exit=self._on_zygote_exit, spare=self._spare
+            node_programs(config.service), plan, on_exit=self._on_zygote_exit, forked=self._forked_zygote
         )
         self._service = ServiceProcess(
             plan, zygote=zygote, on_report=self._on_service_report, on_exit=self._on_service_exit

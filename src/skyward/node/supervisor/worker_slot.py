@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wa
 
 from skyward.node.plan import NodePlan
 from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
-from skyward.node.supervisor.zygote import Fork, Zygote
+from skyward.node.supervisor.forking import Fork, Zygote
 from skyward.node.worker.call_limits import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
 from skyward.node.worker.descriptor_capture import take_last_words
 from skyward.node.worker.lane_watchdog import DEAF, DEAF_REASON

@@ -17,7 +17,7 @@ import pytest
 
 from skyward.node.plan import NodePlan, make_plan
 from skyward.node.processes import exit_reason
-from skyward.node.supervisor.zygote import Fork, Zygote, fork_from, keep_process
+from skyward.node.supervisor.forking import Fork, Zygote, fork_from, keep_process
 from support.nodes import node_config
 
 DEADLINE_S = 30.0
@@ -25,7 +25,7 @@ DEADLINE_S = 30.0
 AFTERWARDS = """
 import os, signal, socket
 
-from skyward.node.supervisor.fork_server import _ForkServer
+from skyward.node.supervisor.forking import _ForkServer
 
 wakers = []
 set_wakeup_fd = signal.set_wakeup_fd

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /pr
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from skyward.node.supervisor.fork_server import fits, show_arguments, show_variable
+from skyward.node.processes import fits_arguments, show_arguments, show_variable
 
 def shown(name):
     return Path("/proc/self", name).read_bytes().split(b"\\0")
@@ -36,7 +36,7 @@ def run(body: str) -> None:
 
 def test_arguments_are_shown_with_a_path_that_fills_the_rest() -> None:
     run("""
-assert fits(["python", "-m", "some.module"])
+assert fits_arguments(["python", "-m", "some.module"])
 size = len(Path("/proc/self/cmdline").read_bytes())
 show_arguments(["python", "-m", "some.module"], "/a/path")
 *arguments, path, end = shown("cmdline")
@@ -57,7 +57,7 @@ assert shown_path.endswith(b"x/end") and path.endswith(shown_path.decode())
 
 def test_arguments_that_are_too_long_are_refused() -> None:
     run("""
-assert not fits(["x" * 10000])
+assert not fits_arguments(["x" * 10000])
 try:
     show_arguments(["x" * 10000], "/")
 except ValueError:
