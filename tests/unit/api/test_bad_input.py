@@ -265,36 +265,6 @@ def test_a_pool_that_is_not_open_may_be_closed() -> None:
     assert not pool.is_active
 
 
-@pytest.mark.parametrize(
-    ("computations", "given"),
-    [
-        ([call() for _ in range(2)], "list"),
-        ((call() for _ in range(2)), "generator"),
-        (call, "ComputeFunction"),
-        (3, "int"),
-        (None, "NoneType"),
-    ],
-)
-def test_gather_takes_calls_and_says_how_to_pass_many(computations: Any, given: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"got {given} as argument 1; .*gather\(\*calls\)"):
-        sky.gather(computations)
-
-
-@pytest.mark.parametrize("pool", [None, 3, sky.ComputePool, "pool"])
-def test_something_else_in_the_place_of_a_pool_is_refused(pool: Any) -> None:
-    with pytest.raises(TypeError, match="a pool must stand to the right of >>"):
-        call() >> pool
-    with pytest.raises(TypeError, match="a pool must stand to the right of @"):
-        call() @ pool
-
-
-def test_a_pool_is_refused_as_an_argument_before_anything_is_sent() -> None:
-    with pytest.raises(ConfigurationError, match="is a pool"):
-        pool_with().submit(print, pool_with())
-    with pytest.raises(ConfigurationError, match="is a pool"):
-        sky.compute(print)(pool_with())
-
-
 @pytest.mark.parametrize("other", [3, None, sky.ComputePool, "pool"])
 def test_a_multipool_refuses_what_is_no_pool_before_it_opens_any(other: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"MultiPool takes pools, got .* as argument 2"):

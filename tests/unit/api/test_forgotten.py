@@ -107,20 +107,6 @@ def test_numpy_and_copies_take_a_call_as_an_object() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "right"),
-    [
-        (lambda: POOL >> train(1), r"write train\(\.\.\.\) >> pool"),
-        (lambda: POOL @ train(1), r"write train\(\.\.\.\) @ pool"),
-        (lambda: POOL >> gather(train(1)), r"write gather\(\.\.\.\) >> pool"),
-        (lambda: gather(train(1)) @ POOL, r"gather\(\.\.\.\) >> pool; .* f\(1\) @ pool"),
-    ],
-)
-def test_a_wrong_side_or_operator_is_answered_with_the_right_one(use: Callable[[], Any], right: str) -> None:
-    with pytest.raises(TypeError, match=right):
-        use()
-
-
-@pytest.mark.parametrize(
     ("make", "right"),
     [
         (lambda: ComputePool(Local()), r"write ComputePool\(provider=Local\(\.\.\.\), \.\.\.\)"),  # type: ignore[misc]

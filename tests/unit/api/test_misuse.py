@@ -73,9 +73,15 @@ TYPE_ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "compute function + 1": (lambda: TRAIN + 1, r"train was not called"),
     "function & call": (lambda: TRAIN & train(1), r"train was not called"),
     "call & function": (lambda: train(1) & TRAIN, r"and train was not called: write \(train\(\.\.\.\) & g"),
+    "call & number": (lambda: train(1) & 3, r"& joins pending calls.*write \(f\(\) & g\(\)\) >> pool"),
+    "number & call": (lambda: 3 & train(1), r"& joins pending calls.*write \(f\(\) & g\(\)\) >> pool"),
+    "batch & None": (lambda: (train(1) & train(2)) & None, r"& joins pending calls.*write \(f\(\) & g\(\)\) >> pool"),
+    "number & batch": (lambda: 3 & (train(1) & train(2)), r"& joins pending calls.*write \(f\(\) & g\(\)\) >> pool"),
     "method >> pool": (lambda: Trainer().fit >> POOL, r"fit was not called: write fit\(\.\.\.\) >> pool"),
     "pool >> call": (lambda: POOL >> train(3), r"to the right of >>.* write train\(\.\.\.\) >> pool"),
     "pool @ call": (lambda: POOL @ train(3), r"to the right of @.* write train\(\.\.\.\) @ pool"),
+    "pool >> batch": (lambda: POOL >> gather(train(1)), r"write gather\(\.\.\.\) >> pool"),
+    "batch @ pool": (lambda: gather(train(1)) @ POOL, r"gather\(\.\.\.\) >> pool; .* f\(1\) @ pool"),
     "pool >> function": (lambda: POOL >> plain, r"to the right of >>.* write plain\(\.\.\.\) >> pool"),
     "pool >> value": (lambda: POOL >> 42, r"to the right of >>.* write f\(\.\.\.\) >> pool"),
     "call >> list": (lambda: train(3) >> [POOL], r"got list: write train\(\.\.\.\) >> pool for one of them"),
@@ -83,6 +89,11 @@ TYPE_ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "call >> class": (lambda: train(3) >> ComputePool, r"the class ComputePool: open one"),
     "call >> provider": (lambda: train(3) >> Local(), r"a provider: .*ComputePool\(provider=Local\(\.\.\.\)\)"),
     "call >> None": (lambda: train(3) >> None, r"None: open one"),
+    "call >> number": (lambda: train(3) >> 3, r"a pool must stand to the right of >>, got int: open one"),
+    "call @ text": (
+        lambda: train(3) @ "pool",
+        r"a pool must stand to the right of @, got str: write .* for one of them",
+    ),
     "call >> executor": (lambda: train(3) >> ThreadPoolExecutor(1), r"executor\.submit\(f, \.\.\.\)"),
     "call >> module": (lambda: train(3) >> sky, r"got module: open one"),
     "batch >> list": (lambda: gather(train(3)) >> [POOL], r"write gather\(\.\.\.\) >> pool for one of them"),
@@ -115,7 +126,14 @@ CONFIGURATION: dict[str, tuple[Callable[[], Any], str]] = {
     "map a result": (lambda: POOL.map(train.local(3), [1]), r"got int"),
     "map over a number": (lambda: POOL.map(train, 3), r"map takes iterables, got int as argument 2"),
     "run a function": (lambda: POOL.run(plain), r"got function; write f\(\.\.\.\) >> pool, or pool\.submit"),
-    "gather a list": (lambda: gather([train(1)]), r"got list .*gather\(\*calls\)"),  # type: ignore[call-overload]
+    "gather a list": (lambda: gather([train(1)]), r"got list as argument 1; .*gather\(\*calls\) for a list"),
+    "gather a generator": (
+        lambda: gather(train(n) for n in range(2)),
+        r"got generator as argument 1; .*gather\(\*calls\)",
+    ),
+    "gather a function": (lambda: gather(train(1), TRAIN), r"got ComputeFunction as argument 2; "),
+    "gather a batch": (lambda: gather(train(1), gather(train(1))), r"got PendingBatch as argument 2; "),
+    "gather nothing": (lambda: gather(None), r"got NoneType as argument 1; "),
 }
 
 
