@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
 from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
+from skyward.api.live_views import PoolOutput, serve_snapshots
 from skyward.api.misuse import by_name_only, refuses_operands
 from skyward.api.node_packages import callers_names, with_environment
 from skyward.api.telemetry import open_telemetry
-from skyward.api.watching import PoolOutput, serve_snapshots
 from skyward.base.descriptors import raised_descriptor_limit
 from skyward.base.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
 from skyward.base.loop import acquire_loop

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyward.api.watching import read_snapshot
+from skyward.api.live_views import read_snapshot
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, moment, money, provider_options
 from skyward.display.tables import PoolView

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.api.watching import read_snapshot, serve_snapshots
+from skyward.api.live_views import read_snapshot, serve_snapshots
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.loop import acquire_loop
 from skyward.events.snapshot import PoolSnapshot

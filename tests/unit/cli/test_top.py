@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from skyward.api.watching import read_snapshot, serve_snapshots
+from skyward.api.live_views import read_snapshot, serve_snapshots
 from skyward.base.loop import LoopThread, acquire_loop
 from skyward.cli import main
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot

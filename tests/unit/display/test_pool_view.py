@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from skyward.api.watching import PoolOutput
+from skyward.api.live_views import PoolOutput
 from skyward.base.loop import LoopThread, acquire_loop
 from skyward.display.tables import PoolView
 from skyward.events import Metrics, Progress
