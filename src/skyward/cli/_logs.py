@@ -60,7 +60,9 @@ def logs(
             f"the output of pool {pool_id} is not kept any more, or never was; `skyward logs --system` shows the "
             "logs of its supervisors and workers where they are left"
         )
-    return asyncio.run(_CallOutput(chosen, folder, aloud=not as_json).read(follow=follow))
+    lines_of_calls = _call_lines(chosen, folder, follow=follow)
+    document = {"pool": pool_id, "lines": [asdict(line) for line in lines_of_calls] if as_json else []}
+    return Answer(document=document, text=_shown_lines(lines_of_calls))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,60 +97,45 @@ class _Chosen:
             raise click.BadParameter(f"no line is of a worker {self.worker}", param_hint="--worker")
 
 
-def _write(place: str, text: str) -> None:
+def _shown(place: str, text: str) -> str:
     # Text of a node must not move the cursor, set the title or send replies of the user's terminal.
-    click.echo(f"{harmless(place)} | {cleaned(text, colours=sys.stdout.isatty())}")
+    return f"{harmless(place)} | {cleaned(text, colours=sys.stdout.isatty())}"
 
 
-class _CallOutput:
-    """Output of a pool's calls; with ``aloud`` it is printed as it arrives, else part of the answer's document."""
+def _shown_lines(lines: Iterable[LogLine]) -> Iterator[str]:
+    for line in lines:
+        for text in line_text(line).split("\n"):
+            yield _shown(f"{_local_time(line.timestamp)} {line.place}", text)
 
-    def __init__(self, chosen: _Chosen, folder: Path, *, aloud: bool) -> None:
-        self._chosen = chosen
-        self._folder = folder
-        self._aloud = aloud
-        self._reader = KeptReader(folder / "logs")
-        self._places: set[tuple[str, int, int | None]] = set()
-        self._document: list[dict[str, Any]] = []
 
-    async def read(self, *, follow: bool) -> Answer:
-        """Read all lines once; with ``follow``, until the pool's process has closed it, or is gone."""
-        open_until_now = is_in_use(self._folder)
-        count = self._show(self._first())
-        if not self._places and not follow:
-            click.echo(f"Pool {self._folder.name} has printed nothing.", err=True)
-        elif not count and not follow and self._chosen.lines != 0:
-            self._chosen.refuse(self._places)
-        while follow and open_until_now:
-            await SYSTEM_CLOCK.sleep(_LOOK_S)
-            open_until_now = is_in_use(self._folder)  # before the lines: the last ones come before the end
-            self._show(self._select(self._reader.news()))
-        return Answer(document={"pool": self._folder.name, "lines": self._document})
+def _call_lines(chosen: _Chosen, folder: Path, *, follow: bool) -> Iterator[LogLine]:
+    """Yield the chosen lines that exist now; with ``follow``, more until the pool's process has closed it, or is gone.
 
-    def _first(self) -> Iterator[LogLine]:
-        """Yield the chosen lines that exist now."""
-        if self._chosen.lines is None:
-            return self._select(self._reader.news())
-        # From the end: there may be a million lines before. At least one is read, which shows that there are any.
-        last = [*islice(self._select(self._reader.backwards()), max(self._chosen.lines, 1))]
-        return reversed(last[: self._chosen.lines])
+    Raises :class:`click.BadParameter` if no line is chosen.
+    """
+    reader, places = KeptReader(folder / "logs"), set[tuple[str, int, int | None]]()
 
-    def _select(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    def select(lines: Iterable[LogLine]) -> Iterator[LogLine]:
         for line in lines:
-            self._places.add((line.call, line.node, line.worker))
-            if self._chosen.has(line):
+            places.add((line.call, line.node, line.worker))
+            if chosen.has(line):
                 yield line
 
-    def _show(self, lines: Iterator[LogLine]) -> int:
-        """Show lines, and return their number."""
-        count = 0
-        for count, line in enumerate(lines, start=1):  # noqa: B007
-            if not self._aloud:
-                self._document.append(asdict(line))
-                continue
-            for text in line_text(line).split("\n"):
-                _write(f"{_local_time(line.timestamp)} {line.place}", text)
-        return count
+    open_until_now, count = is_in_use(folder), 0
+    lines = select(reader.news() if chosen.lines is None else reader.backwards())
+    if chosen.lines is not None:
+        # From the end: there may be a million lines before. At least one is read, which shows that there are any.
+        lines = reversed([*islice(lines, max(chosen.lines, 1))][: chosen.lines])
+    for count, line in enumerate(lines, start=1):  # noqa: B007
+        yield line
+    if not places and not follow:
+        click.echo(f"Pool {folder.name} has printed nothing.", err=True)
+    elif not count and not follow and chosen.lines != 0:
+        chosen.refuse(places)
+    while follow and open_until_now:
+        asyncio.run(SYSTEM_CLOCK.sleep(_LOOK_S))
+        open_until_now = is_in_use(folder)  # before the lines: the last ones come before the end
+        yield from select(reader.news())
 
 
 def _local_time(seconds: float) -> str:
@@ -226,7 +213,7 @@ class _NodeOutput:
         if not self._aloud:
             read["lines"] += news
         for line in news if self._aloud else ():
-            _write(f"node {file.node} {file.name}", line)
+            click.echo(_shown(f"node {file.node} {file.name}", line))
 
     def _fail(self, error: Exception) -> None:
         self._errors.append(str(error))
