@@ -102,8 +102,7 @@ class CallsByFunction(ABC):
             if chunksize == 1
             else functools.partial(_note_chunk, name, len(items), chunksize)
         )
-        results = _results(self._submit_all(calls), deadline_s, note)
-        return results if chunksize == 1 else _flattened(results)
+        return _results(self._submit_all(calls), deadline_s, note, in_chunks=chunksize > 1)
 
 
 class PoolExecutor(CallsByFunction, Executor):
@@ -148,13 +147,20 @@ class PoolExecutor(CallsByFunction, Executor):
         return futures
 
 
-def _results(futures: list[CallFuture[Any]], deadline_s: float | None, note: _Note) -> Iterator[Any]:
+def _results(
+    futures: list[CallFuture[Any]], deadline_s: float | None, note: _Note, *, in_chunks: bool
+) -> Iterator[Any]:
     """Yield the results in order, and keep no reference to a yielded one: its caller decides its lifetime."""
     futures.reverse()
     calls = len(futures)
     try:
         while futures:
-            yield _take_result(futures, deadline_s, note, calls - len(futures))
+            chunk = [_take_result(futures, deadline_s, note, calls - len(futures))]
+            if in_chunks:
+                (chunk,) = chunk
+                chunk.reverse()
+            while chunk:
+                yield chunk.pop()
     except Exception as error:
         if is_explained(error):
             hide_frames(error)
@@ -174,18 +180,6 @@ def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None, note:
         raise
     futures.pop()
     return result
-
-
-def _flattened(chunks: Iterator[list[Any]]) -> Iterator[Any]:
-    try:
-        for chunk in chunks:
-            chunk.reverse()
-            while chunk:
-                yield chunk.pop()
-    except Exception as error:
-        if is_explained(error):
-            hide_frames(error)
-        raise
 
 
 def _chunked(fn: Callable[..., Any], items: list[tuple[Any, ...]], size: int) -> list[Invocation]:
