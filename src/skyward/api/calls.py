@@ -36,23 +36,7 @@ from typing import (
     overload,
 )
 
-from skyward.api.misuse import (
-    CallSite,
-    Unsent,
-    leave_to_caller,
-    mark_all_used,
-    misplaced_call,
-    no_attribute,
-    no_pool,
-    not_pending,
-    outline,
-    refused_argument,
-    refuses_uses,
-    refuses_uses_of_batch,
-    refuses_uses_of_function,
-    unsent_result,
-    warn_unsent,
-)
+from skyward.api import misuse
 from skyward.distributed._gang import GANG_MARK, is_gang
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError
@@ -92,9 +76,9 @@ class Runner(Protocol):
         ...
 
 
-@refuses_uses
+@misuse.refuses_uses
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class PendingCompute(Unsent, Generic[R]):
+class PendingCompute(misuse.Unsent, Generic[R]):
     """Call that is not yet sent to a pool; its result is an ``R``. Immutable; picklable by any pickler.
 
     Attributes:
@@ -110,27 +94,27 @@ class PendingCompute(Unsent, Generic[R]):
     kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     retries: int = 3
     limits: CallLimits | None = None
-    _site: CallSite | None = None
+    _site: misuse.CallSite | None = None
     """Place of a call that nothing has used yet, for the warning of a call that is dropped unsent."""
 
     def __rshift__(self, pool: Runner) -> R:
         """Run the call on one worker and return its result: ``call >> pool``."""
         try:
             if not hasattr(type(pool), "run_batch"):
-                raise no_pool(pool, ">>", self.label)
+                raise misuse.no_pool(pool, ">>", self.label)
             return pool.run(self)
         except BaseException as error:
-            leave_to_caller(self, error, pool)
+            misuse.leave_to_caller(self, error, pool)
             raise
 
     def __matmul__(self, pool: Runner) -> tuple[R, ...]:
         """Run the call once on every worker and return the results by (node, worker): ``call @ pool``."""
         try:
             if not hasattr(type(pool), "run_batch"):
-                raise no_pool(pool, "@", self.label)
+                raise misuse.no_pool(pool, "@", self.label)
             return pool.broadcast(self)
         except BaseException as error:
-            leave_to_caller(self, error, pool)
+            misuse.leave_to_caller(self, error, pool)
             raise
 
     def options(
@@ -184,25 +168,25 @@ class PendingCompute(Unsent, Generic[R]):
     @from_callers_line
     def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
         """Raise: the left operand is not a pending call."""
-        raise not_pending(self, other)
+        raise misuse.not_pending(self, other)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if packing.arguments_of:
-            raise misplaced_call(packing.arguments_of, self.label)
+            raise misuse.misplaced_call(packing.arguments_of, self.label)
         self.mark_used()
         if packing.of_result or is_on_node():
-            raise unsent_result(self.label)
+            raise misuse.unsent_result(self.label)
         parts = (self.fn, self.args, self.kwargs, self.retries, self.limits)
         packed = pack(parts, what=self.label)
         return _unpickled, (packed.data, [bytes(buffer) for buffer in packed.buffers])
 
     def __repr__(self) -> str:
-        return f"<pending call {outline(self.label, self.args, self.kwargs)}: not sent, write ... >> pool>"
+        return f"<pending call {misuse.outline(self.label, self.args, self.kwargs)}: not sent, write ... >> pool>"
 
     def __del__(self) -> None:
         try:
             if self._site is not None:
-                warn_unsent(self.label, self._site)
+                misuse.warn_unsent(self.label, self._site)
         except AttributeError:  # its creation failed
             pass
 
@@ -210,7 +194,7 @@ class PendingCompute(Unsent, Generic[R]):
 
         @from_callers_line
         def __getattr__(self, name: str) -> NoReturn:
-            raise no_attribute("" if name == "fn" else self.label, "PendingCompute", name)
+            raise misuse.no_attribute("" if name == "fn" else self.label, "PendingCompute", name)
 
     def invocation(self) -> Invocation:
         """Return the call in the form of the task-submission interface."""
@@ -227,9 +211,9 @@ class PendingCompute(Unsent, Generic[R]):
         )
 
 
-@refuses_uses_of_batch
+@misuse.refuses_uses_of_batch
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PendingBatch(Unsent, Generic[*Ts]):
+class PendingBatch(misuse.Unsent, Generic[*Ts]):
     """Calls to run in parallel; the results are a ``tuple[*Ts]``, in order. Immutable; picklable.
 
     Attributes:
@@ -244,10 +228,10 @@ class PendingBatch(Unsent, Generic[*Ts]):
         """Run the calls in parallel: ``batch >> pool``; the first failure is raised at once."""
         try:
             if not hasattr(type(pool), "run_batch"):
-                raise no_pool(pool, ">>", self.label)
+                raise misuse.no_pool(pool, ">>", self.label)
             return pool.run_batch(self)
         except BaseException as error:
-            leave_to_caller(self, error, pool)
+            misuse.leave_to_caller(self, error, pool)
             raise
 
     @property
@@ -274,12 +258,12 @@ class PendingBatch(Unsent, Generic[*Ts]):
                 either = self.return_exceptions or other.return_exceptions
                 return replace(self, calls=self.calls + other.calls, return_exceptions=either)
             case _:
-                raise not_pending(self, other)
+                raise misuse.not_pending(self, other)
 
     @from_callers_line
     def __rand__(self, other: object) -> PendingBatch[*tuple[Any, ...]]:
         """Raise: the left operand is not a pending call."""
-        raise not_pending(self, other)
+        raise misuse.not_pending(self, other)
 
     def __iter__(self) -> Iterator[PendingCompute[Any]]:
         return iter(self.calls)
@@ -288,7 +272,7 @@ class PendingBatch(Unsent, Generic[*Ts]):
         return len(self.calls)
 
 
-@refuses_uses_of_function
+@misuse.refuses_uses_of_function
 class ComputeFunction(Generic[P, R]):
     """Function whose calls are lazy: calling it returns a :class:`PendingCompute`. Made by :func:`compute`.
 
@@ -395,7 +379,7 @@ class ComputeFunction(Generic[P, R]):
         return f"<compute function {self.__module__}.{self.__qualname__}>"
 
 
-@refuses_uses_of_function
+@misuse.refuses_uses_of_function
 class BoundComputeFunction(Generic[P, R]):
     """Compute function as a method of an object or a class, which is the first argument of its calls.
 
@@ -551,7 +535,7 @@ def gather(*computations: PendingCompute[Any], return_exceptions: bool = False) 
     """
     for position, computation in enumerate(computations, start=1):
         if not isinstance(computation, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
-            mark_all_used(computations)
+            misuse.mark_all_used(computations)
             raise ConfigurationError(
                 f"gather takes pending calls, got {type(computation).__name__} as argument {position}; "
                 "write gather(fn(1), fn(2)), or gather(*calls) for a list or a generator"
@@ -668,9 +652,9 @@ def _refuse_misplaced(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             continue
         if kind is list or kind is tuple or kind is dict:
             for entry in islice(value.values() if kind is dict else value, _ENTRIES):
-                if entry.__class__ not in PLAIN_TYPES and (error := refused_argument(name, entry)):
+                if entry.__class__ not in PLAIN_TYPES and (error := misuse.refused_argument(name, entry)):
                     raise error
-        elif error := refused_argument(name, value):
+        elif error := misuse.refused_argument(name, value):
             raise error
 
 

@@ -18,17 +18,7 @@ from string import Template
 from typing import NoReturn, TypeVar
 
 from skyward.base.waiting import SYSTEM_CLOCK, NotYet, wait_until
-from skyward.environment.package_sources import (
-    Wheelhouse,
-    client_uv,
-    gather_wheels,
-    mapped_file,
-    package_sources,
-    pip_variables,
-    variables_for_pip,
-    variables_for_uv,
-    written_settings,
-)
+from skyward.environment import package_sources
 from skyward.environment.skyward_wheel import OwnWheel, engine_pins, own_wheel
 from skyward.errors import AuthenticationError, BootstrapError, ConfigurationError, HostKeyError, UnreachableError
 from skyward.machine.access import Completed, Transport
@@ -310,7 +300,7 @@ async def bootstrap(
         BootstrapError: a step failed or passed its deadline; with the end of its log.
         UnreachableError: the machine cannot be reached to begin with.
     """
-    wheel, wheelhouse = await asyncio.to_thread(lambda: (own_wheel(), gather_wheels(image)))
+    wheel, wheelhouse = await asyncio.to_thread(lambda: (own_wheel(), package_sources.gather_wheels(image)))
     machine = _Machine(
         image=image, transport=transport, cache=cache, node=node, wheel=wheel, wheelhouse=wheelhouse, uv=_sendable_uv()
     )
@@ -334,7 +324,7 @@ class _Machine:
     cache: str
     node: int
     wheel: OwnWheel
-    wheelhouse: Wheelhouse
+    wheelhouse: package_sources.Wheelhouse
     uv: Path | None
 
     async def survey(self) -> _Survey:
@@ -351,14 +341,16 @@ class _Machine:
         match step:
             case "deps":
                 for name, path in self.wheelhouse.wheels.items():
-                    await self._send(step, f"{self._wheels_folder}/{name}", mapped_file(path), survey)
+                    await self._send(step, f"{self._wheels_folder}/{name}", package_sources.mapped_file(path), survey)
             case "skyward":
                 await self._send(step, f"{self.cache}/sent/skyward-{self.wheel.digest}.whl", self.wheel.data, survey)
             case _:
                 pass
         completed = await self._run(step, survey)
         if completed.exit_code == _SEND_UV and self.uv is not None:
-            await self._send(step, f"{self.cache}/sent/uv", mapped_file(self.uv), survey, mode=_PRIVATE_PROGRAM)
+            await self._send(
+                step, f"{self.cache}/sent/uv", package_sources.mapped_file(self.uv), survey, mode=_PRIVATE_PROGRAM
+            )
             completed = await self._run(step, survey)
         if completed.exit_code:
             self._fail(step, completed)
@@ -411,10 +403,10 @@ class _Machine:
     def _installers_env(self, survey: _Survey) -> Mapping[str, str]:
         """Return pip's and uv's variables: package sources of image and machine, overridden by the image's ``env``."""
         user = {name: value for name, value in self.image.env.items() if name not in _SHELLS_OWN}
-        settings = {**survey.pip_settings, **pip_variables(user)}
-        sources = package_sources(self.image, settings, self.wheelhouse.find_links(self._wheels_folder))
-        uv = variables_for_uv(sources, already_set=(*survey.variables, *user))
-        return {**variables_for_pip(sources), **uv, **user}
+        settings = {**survey.pip_settings, **package_sources.pip_variables(user)}
+        sources = package_sources.package_sources(self.image, settings, self.wheelhouse.find_links(self._wheels_folder))
+        uv = package_sources.variables_for_uv(sources, already_set=(*survey.variables, *user))
+        return {**package_sources.variables_for_pip(sources), **uv, **user}
 
     def _fail(self, step: str, completed: Completed) -> NoReturn:
         failed = _FAILED.search(completed.stdout)
@@ -441,7 +433,7 @@ def _parsed(text: str) -> _Survey:
         needed=tuple(words["needed"]),
         sent=frozenset(words["sent"]),
         variables=tuple(words["variable"]),
-        pip_settings=written_settings("\n".join(lines) for lines in files),
+        pip_settings=package_sources.written_settings("\n".join(lines) for lines in files),
         environment="".join(words["ready"]),
         path="".join(words["path"]),
     )
@@ -453,7 +445,7 @@ def _platform() -> str:
 
 def _sendable_uv() -> Path | None:
     """Return this client's uv if it is a program; a script of that name, such as pyenv's, would not run elsewhere."""
-    path = client_uv()
+    path = package_sources.client_uv()
     if path is None:
         return None
     with path.open("rb") as program:

@@ -13,26 +13,8 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from skyward.environment.installed import InstalledDistributions, Origin
+from skyward.shipping import project_modules, references
 from skyward.shipping.pickling import goes_by_name
-from skyward.shipping.project_modules import (
-    OWN_PACKAGES,
-    Way,
-    is_installed_at,
-    is_the_users,
-    packages_around,
-    place_of,
-    sources_of,
-    stated_place,
-    way_of,
-)
-from skyward.shipping.references import (
-    SourceImports,
-    function_parts,
-    global_values,
-    imports_in,
-    imports_of,
-    names_in,
-)
 from skyward.wire.messages import ModuleSource
 
 _WRAPPERS = 10
@@ -72,7 +54,7 @@ class _Reference:
 def own_modules() -> list[ModuleType]:
     """Return the user's imported modules, ``__main__`` included: those that are not installed."""
     loaded = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]  # pyright: ignore[reportUnnecessaryIsInstance]
-    return [module for module in loaded if module.__name__ == "__main__" or is_the_users(module)]
+    return [module for module in loaded if module.__name__ == "__main__" or project_modules.is_the_users(module)]
 
 
 def needs_of_program(here: InstalledDistributions) -> Mapping[str, Needed]:
@@ -86,7 +68,7 @@ def needs_of_program(here: InstalledDistributions) -> Mapping[str, Needed]:
         for name in _imports_of_module(module):
             names.setdefault(name, module.__name__)
         names.setdefault(module.__name__, "this program")  # a module of an editable installation
-    for source in sources_of(names):
+    for source in project_modules.sources_of(names):
         for name in _imports_of_source(source).required:
             names.setdefault(name, source.name)
         names.setdefault(source.name, "this program")
@@ -172,7 +154,11 @@ def _editable_owner(module: str, here: InstalledDistributions) -> Collection[str
     if by_name:
         return by_name
     module_here = sys.modules.get(package)
-    location = stated_place(module_here) if module_here is not None else place_of(importlib.util.find_spec(package))
+    location = (
+        project_modules.stated_place(module_here)
+        if module_here is not None
+        else project_modules.place_of(importlib.util.find_spec(package))
+    )
     if location is None:
         return ()
     place = Path(location)
@@ -186,7 +172,7 @@ def _editable_owner(module: str, here: InstalledDistributions) -> Collection[str
 
 
 def _is_on_every_node(package: str) -> bool:
-    return package in OWN_PACKAGES or (package in sys.stdlib_module_names and not travels(package))
+    return package in project_modules.OWN_PACKAGES or (package in sys.stdlib_module_names and not travels(package))
 
 
 def travels(name: str) -> bool:
@@ -195,31 +181,33 @@ def travels(name: str) -> bool:
     if package == "__main__":
         return True
     module = sys.modules.get(package)
-    return bool(sources_of([package])) if module is None else is_the_users(module)
+    return bool(project_modules.sources_of([package])) if module is None else project_modules.is_the_users(module)
 
 
 def _imports_of_module(module: ModuleType) -> Iterator[str]:
     file = getattr(module, "__file__", None)
     if file and file.endswith(".py") and Path(file).is_file():
-        if module.__name__ != "__main__" or not is_installed_at(module.__name__, file):
-            yield from imports_in(Path(file).read_text("utf-8", "replace"), module.__package__ or "").required
+        if module.__name__ != "__main__" or not project_modules.is_installed_at(module.__name__, file):
+            yield from references.imports_in(
+                Path(file).read_text("utf-8", "replace"), module.__package__ or ""
+            ).required
         return
     for value in list(vars(module).values()):  # a notebook or an interactive session
         name = _module_of(value)
         if name is not None and name != module.__name__:
             yield name
         if isinstance(function := _function_of(value), FunctionType) and function.__module__ == module.__name__:
-            yield from imports_of(function)
+            yield from references.imports_of(function)
 
 
-def _imports_of_source(source: ModuleSource) -> SourceImports:
-    return imports_in(source.text, source.name if source.is_package else source.name.rpartition(".")[0])
+def _imports_of_source(source: ModuleSource) -> references.SourceImports:
+    return references.imports_in(source.text, source.name if source.is_package else source.name.rpartition(".")[0])
 
 
 def _used_of_modules(function: FunctionType) -> Iterator[object]:
     """Yield the attributes of the user's modules that a function's code names."""
-    attributes = frozenset(names_in(function.__code__))
-    for module in global_values(function):
+    attributes = frozenset(references.names_in(function.__code__))
+    for module in references.global_values(function):
         if isinstance(module, ModuleType) and travels(module.__name__):
             yield from (value for key, value in list(vars(module).items()) if key in attributes)
 
@@ -227,18 +215,18 @@ def _used_of_modules(function: FunctionType) -> Iterator[object]:
 def _goes_by_name(value: Any, module: str) -> bool:
     """Return True if nodes import the module of one of the user's objects to get it."""
     is_definition = isinstance(value, type | FunctionType | ModuleType)
-    return is_definition and way_of(module) is Way.SOURCE and goes_by_name(value)
+    return is_definition and project_modules.way_of(module) is project_modules.Way.SOURCE and goes_by_name(value)
 
 
 def _imported_with(module: str) -> Iterator[tuple[str, str]]:
     """Yield the modules that are imported with one of the user's, directly or through others of theirs."""
-    sources = {source.name: source for source in sources_of([module])}
-    waiting, seen = {module, *packages_around(module)} & sources.keys(), set[str]()
+    sources = {source.name: source for source in project_modules.sources_of([module])}
+    waiting, seen = {module, *project_modules.packages_around(module)} & sources.keys(), set[str]()
     while waiting:
         source = sources[waiting.pop()]
         seen.add(source.name)
         for name in _imports_of_source(source).first:
-            own = {name, *packages_around(name)} & sources.keys()
+            own = {name, *project_modules.packages_around(name)} & sources.keys()
             waiting |= own - seen
             if not own:
                 yield name, source.name
@@ -248,10 +236,10 @@ def _imported_while_running(value: FunctionType, *, conditional: bool) -> Iterat
     """Yield the modules that a function's own imports bring, with the imports of the user's modules among them."""
     # Its lines as tracebacks show them: those of a notebook's cell are in no file.
     text = "".join(linecache.getlines(value.__code__.co_filename))
-    stated = imports_in(text, value.__globals__.get("__package__") or "")
-    names = imports_of(value) - stated.optional - (frozenset() if conditional else stated.conditional)
+    stated = references.imports_in(text, value.__globals__.get("__package__") or "")
+    names = references.imports_of(value) - stated.optional - (frozenset() if conditional else stated.conditional)
     yield from ((name, _name_of(value)) for name in names)
-    for source in sources_of(names):
+    for source in project_modules.sources_of(names):
         yield from ((name, source.name) for name in _imports_of_source(source).first)
 
 
@@ -286,7 +274,7 @@ def _referred(value: object, module: str) -> Iterator[object]:
         case ModuleType() if _goes_by_name(value, module):
             return
         case FunctionType():
-            yield from (*global_values(value), *function_parts(value))
+            yield from (*references.global_values(value), *references.function_parts(value))
         case ModuleType():
             yield from list(vars(value).values())
         case type():

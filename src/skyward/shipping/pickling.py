@@ -25,24 +25,7 @@ from typing import Any, Final, NoReturn, cast
 import cloudpickle
 
 from skyward.errors import SerializationError, SkywardError
-from skyward.shipping.definitions import (
-    MAIN,
-    Definition,
-    MainNames,
-    Reduced,
-    annotated_names,
-    found_under_its_name,
-    is_single_dispatch,
-    own_attributes,
-    receiving,
-    reduced_class,
-    reduced_compiled,
-    reduced_dispatch,
-    reduced_module,
-    reduced_single,
-    reduced_to_name,
-    reduced_with_origin,
-)
+from skyward.shipping import definitions
 from skyward.shipping.project_modules import (
     SourceSet,
     Way,
@@ -182,7 +165,7 @@ def goes_by_name(value: type | ModuleType | Callable[..., Any]) -> bool:
         return False
     if is_module:  # another of that name may have been loaded from a file by hand, or before
         return sys.modules.get(name) is value or (way is Way.INSTALLED and name in sys.modules)
-    return found_under_its_name(cast("type", value))
+    return definitions.found_under_its_name(cast("type", value))
 
 
 def _registered() -> set[str]:
@@ -207,12 +190,12 @@ def unpack_call(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> Any:
 
 def unpack_call_with_main(data: bytes | memoryview, buffers: Sequence[Any] = ()) -> tuple[Any, ModuleType | None]:
     """Rebuild a part of the client's call; return it with the module of what it has from the client's ``__main__``."""
-    outside = receiving.active, receiving.main
-    receiving.active, receiving.main = True, None
+    outside = definitions.receiving.active, definitions.receiving.main
+    definitions.receiving.active, definitions.receiving.main = True, None
     try:
-        return pickle.loads(data, buffers=buffers), receiving.main
+        return pickle.loads(data, buffers=buffers), definitions.receiving.main
     finally:
-        receiving.active, receiving.main = outside
+        definitions.receiving.active, definitions.receiving.main = outside
 
 
 # Classes and functions, by id, which went by name before, with their modules: to find that out costs more than all else
@@ -251,7 +234,7 @@ class _Pickler(cloudpickle.Pickler):
         self.named: set[str] = set()
         self.imported: set[str] = set()
         self._is_result = is_result
-        self._mains: dict[int, MainNames] = {}
+        self._mains: dict[int, definitions.MainNames] = {}
         self.omissions = omissions
 
     def dump_whole(self, obj: object) -> None:
@@ -270,7 +253,7 @@ class _Pickler(cloudpickle.Pickler):
             return NotImplemented
         value = cast("object", obj)
         if isinstance(value, type) or type(value) in (FunctionType, ModuleType):
-            return self._reduce_definition(cast("Definition", value))
+            return self._reduce_definition(cast("definitions.Definition", value))
         if isinstance(value, CodeType):
             return _with_file_name(value, cast("Any", self.dispatch_table)[CodeType](value))
         if issubclass(type(value), BaseException):
@@ -278,7 +261,7 @@ class _Pickler(cloudpickle.Pickler):
         if type(value) is _CachingFunction and not goes_by_name(cast("Any", value)):
             caching = cast("Any", value)
             return _caching, (caching.__wrapped__, caching.cache_parameters())
-        if (single := reduced_single(value, goes_by_name)) is not None:
+        if (single := definitions.reduced_single(value, goes_by_name)) is not None:
             return single
         self._note(getattr(obj, "__module__", None))  # it may go by name, as a NewType does
         return NotImplemented
@@ -293,8 +276,8 @@ class _Pickler(cloudpickle.Pickler):
     def _is_obstacle(self, value: object) -> bool:
         return self.omissions is not None and bool(self.omissions.obstacle(value))
 
-    def _reduce_definition(self, obj: Definition) -> Any:
-        if self._is_result and (named := reduced_to_name(obj)) is not None:
+    def _reduce_definition(self, obj: definitions.Definition) -> Any:
+        if self._is_result and (named := definitions.reduced_to_name(obj)) is not None:
             return named
         if goes_by_name(obj):
             module = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
@@ -306,28 +289,30 @@ class _Pickler(cloudpickle.Pickler):
             return NotImplemented
         if isinstance(obj, ModuleType):
             names = {name: value for name, value in vars(obj).items() if name != "__builtins__"}
-            return reduced_module(obj, self._sent(names, f"module {obj.__name__}"), is_result=self._is_result)
+            return definitions.reduced_module(
+                obj, self._sent(names, f"module {obj.__name__}"), is_result=self._is_result
+            )
         if isinstance(obj, FunctionType):
             return self._reduce_function(obj)
-        if (reduced := reduced_compiled(obj)) is not None:
+        if (reduced := definitions.reduced_compiled(obj)) is not None:
             return reduced
-        own = self._sent(own_attributes(obj), f"class {obj.__qualname__}")
-        return reduced_class(obj, own, is_result=self._is_result)
+        own = self._sent(definitions.own_attributes(obj), f"class {obj.__qualname__}")
+        return definitions.reduced_class(obj, own, is_result=self._is_result)
 
-    def _reduce_function(self, function: FunctionType) -> Reduced:
-        if is_single_dispatch(function):
-            reduced = reduced_dispatch(function)
+    def _reduce_function(self, function: FunctionType) -> definitions.Reduced:
+        if definitions.is_single_dispatch(function):
+            reduced = definitions.reduced_dispatch(function)
         else:
             self.imported |= imports_of(function)
             reduced = cast("Any", self)._dynamic_function_reduce(function)  # noqa: SLF001 - there is no public way
             make, (code, names, *empty), (own, slots), *rest = reduced
-            if names.get("__name__") == MAIN and not self._is_result:  # a wrapper takes over `__module__`
-                names = self._mains.setdefault(id(names), MainNames(names))
-                slots["__globals__"] |= annotated_names(function)
+            if names.get("__name__") == definitions.MAIN and not self._is_result:  # a wrapper takes over `__module__`
+                names = self._mains.setdefault(id(names), definitions.MainNames(names))
+                slots["__globals__"] |= definitions.annotated_names(function)
             if self.omissions is not None and not self.omissions.is_needed(function):
                 slots["__globals__"] = self._sent(slots["__globals__"], f"module {function.__module__}")
             reduced = make, (code, names, *empty), (own, slots), *rest
-        return reduced if self._is_result else reduced_with_origin(function, reduced)
+        return reduced if self._is_result else definitions.reduced_with_origin(function, reduced)
 
     def _sent(self, names: dict[str, Any], where: str) -> dict[str, Any]:
         return names if self.omissions is None else self.omissions.replaced(names, where)
@@ -595,12 +580,12 @@ class RaisedException:
         self._own_way = own_way
         self._omissions = omissions
 
-    def __reduce__(self) -> str | Reduced:
+    def __reduce__(self) -> str | definitions.Reduced:
         own = _own_reduction(self._error) if self._own_way else None
         return own or _reduced_error(self._error, None, None, self._omissions)
 
 
-def reduced_exception(error: BaseException, is_obstacle: Callable[[object], object]) -> str | Reduced:
+def reduced_exception(error: BaseException, is_obstacle: Callable[[object], object]) -> str | definitions.Reduced:
     """Return the reduction of an exception.
 
     Args:
@@ -613,7 +598,7 @@ def reduced_exception(error: BaseException, is_obstacle: Callable[[object], obje
     return _reduced_error(error, None if is_obstacle(cause) else cause, None if is_obstacle(context) else context)
 
 
-def _own_reduction(error: BaseException) -> str | Reduced | None:
+def _own_reduction(error: BaseException) -> str | definitions.Reduced | None:
     """Return the reduction that the author of the class has written; None if there is none."""
     cls = type(error)
     registered = cast("dict[type, Any]", copyreg.dispatch_table).get(cls)
@@ -631,10 +616,10 @@ def _reduced_error(
     cause: BaseException | None,
     context: BaseException | None,
     omissions: Omissions | None = None,
-) -> Reduced:
+) -> definitions.Reduced:
     cls = type(error)
     base = _builtin_base(cls)
-    _, args, *rest = cast("Reduced", base.__reduce__(error))
+    _, args, *rest = cast("definitions.Reduced", base.__reduce__(error))
     if isinstance(error, BaseExceptionGroup):  # an own `__new__` may take more than its base's
         args = (error.message, cast("Any", error).exceptions)
     state = cast("dict[str, Any]", rest[0] if rest else None) or {}

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from skyward.environment import bootstrap as module
+from skyward.environment import package_sources
 from skyward.environment.bootstrap import Environment, bootstrap, quote
 from skyward.environment.image import Image
 from skyward.environment.skyward_wheel import OwnWheel
@@ -125,7 +126,7 @@ class Machine(LocalTransport):
         """The real one, and the Python that it needs."""
         path = self.folder / "bin" / "uv"
         path.unlink(missing_ok=True)
-        path.symlink_to(module.client_uv() or "")
+        path.symlink_to(package_sources.client_uv() or "")
         python = self.folder / "bin" / f"python3.{sys.version_info.minor}"
         python.write_text(f'#!/bin/sh\nexec {quote(f"{sys.base_prefix}/bin/python3")} "$@"\n', encoding="utf-8")
         python.chmod(0o755)

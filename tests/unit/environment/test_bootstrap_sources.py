@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skyward.environment import bootstrap as module
+from skyward.environment import package_sources
 from skyward.environment.bootstrap import quote
 from skyward.environment.image import Image
 
@@ -135,7 +135,7 @@ async def test_where_nothing_can_be_had_the_error_says_what_is_missing(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (machine.folder / "bin" / "uv").unlink()
-    monkeypatch.setattr(module, "client_uv", lambda: None)
+    monkeypatch.setattr(package_sources, "client_uv", lambda: None)
 
     error = await machine.failing()
 
