@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from skyward.errors import AuthenticationError, CapacityError, HostKeyError, UnreachableError
@@ -13,6 +13,7 @@ from skyward.providers.base import Instance, Offer
 from skyward.request.request import PoolRequest, Spot, SpotNever, SpotStrategy
 
 _INSISTENT = Spot.Always()
+_ALLOW_OTHERS = 'try again later, or allow others with spot="if-available"'
 _ELSEWHERE = "try again later, or another accelerator, machine, region or provider"
 
 
@@ -48,17 +49,6 @@ class Choice:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """A strategy applied to some nodes: number on spot, retries there, and the fallback to on-demand."""
-
-    nodes: int
-    fall_back: bool = False
-    retries: int = 0
-    interval_s: float = 1.0
-    advice: str = 'try again later, or allow others with spot="if-available"'
-
-
 def choose(
     request: PoolRequest, offers: Iterable[Offer], *, nodes: int, provider: str, beside: Iterable[Offer] = ()
 ) -> Choice:
@@ -71,61 +61,50 @@ def choose(
     ranked = sorted(offers, key=_rank)
     spot = tuple(offer for offer in ranked if offer.spot)
     on_demand = tuple(offer for offer in ranked if not offer.spot)
-    share = _share(request.spot, nodes, tuple(beside))
-    on_spot = share.nodes if spot else 0
+    on_spot = _spot_batch(request.spot, nodes, tuple(beside), spot, on_demand)
     note = ""
     # Only where spot was asked for: "always" is the default, and the line of the launch names the market. Machines that
     # cost nothing, the user's own, need no such remark either.
     asked = request.spot not in (Spot.Always(), Spot.IfAvailable())
-    if asked and share.nodes and not spot and any(offer.price_per_hour != 0 for offer in on_demand):
-        note = f"{provider} has no spot market for this: the {_counted(share.nodes)} asked on spot are on-demand"
-    batches = (
-        _batch(Batch(nodes=nodes - on_spot, offers=on_demand), kind="on-demand", provider=provider),
-        _batch(
-            Batch(
-                nodes=on_spot,
-                offers=spot + on_demand if share.fall_back else spot,
-                retries=share.retries,
-                interval_s=share.interval_s,
-                advice=share.advice,
-            ),
-            kind="spot",
-            provider=provider,
-        ),
-    )
-    return Choice(batches=tuple(batch for batch in batches if batch.nodes), note=note)
+    if asked and on_spot.nodes and not spot and any(offer.price_per_hour != 0 for offer in on_demand):
+        note = f"{provider} has no spot market for this: the {_counted(on_spot.nodes)} asked on spot are on-demand"
+    if not spot:
+        on_spot = replace(on_spot, nodes=0)
+    batches = {"on-demand": Batch(nodes=nodes - on_spot.nodes, offers=on_demand), "spot": on_spot}
+    for kind, batch in batches.items():
+        if batch.nodes and not batch.offers:
+            raise CapacityError(
+                f"{provider} offers no {kind} machine for this request; "
+                "try another accelerator, machine, region, spot strategy or provider"
+            )
+    return Choice(batches=tuple(batch for batch in batches.values() if batch.nodes), note=note)
 
 
-def _share(strategy: SpotStrategy, nodes: int, beside: Sequence[Offer]) -> _Share:
+def _spot_batch(
+    strategy: SpotStrategy, nodes: int, beside: Sequence[Offer], spot: tuple[Offer, ...], on_demand: tuple[Offer, ...]
+) -> Batch:
+    """Return the nodes that a strategy has on spot, with their offers and what follows a refusal."""
     match strategy:
         case Spot.Always(retries=retries, interval=interval_s):
-            return _Share(nodes=nodes, retries=retries, interval_s=interval_s)
+            return Batch(nodes=nodes, offers=spot, retries=retries, interval_s=interval_s, advice=_ALLOW_OTHERS)
         case Spot.IfAvailable():
-            return _Share(nodes=nodes, fall_back=True, advice=_ELSEWHERE)
+            return Batch(nodes=nodes, offers=spot + on_demand)
         case Spot.Percent(share=share):
             # 0.1 * 30 is 3.0000000000000004: without rounding, this share would ask for 4 nodes instead of 3
             of_all = math.ceil(round(share * (nodes + len(beside)), 9))
             missing = of_all - sum(offer.spot for offer in beside)
-            return _Share(
+            return Batch(
                 nodes=min(max(missing, 0), nodes),
+                offers=spot,
                 retries=_INSISTENT.retries,
                 interval_s=_INSISTENT.interval,
                 advice=f"try again later, or lower the share: spot={share:g} asks for {of_all} of "
                 f"{_counted(nodes + len(beside))}",
             )
         case SpotNever():
-            return _Share(nodes=0)
+            return Batch(nodes=0, offers=())
         case _:
             assert_never(strategy)
-
-
-def _batch(batch: Batch, *, kind: str, provider: str) -> Batch:
-    if batch.nodes and not batch.offers:
-        raise CapacityError(
-            f"{provider} offers no {kind} machine for this request; "
-            "try another accelerator, machine, region, spot strategy or provider"
-        )
-    return batch
 
 
 def notes_on_purchase(asked: Offer, got: Sequence[Offer]) -> Sequence[str]:
