@@ -135,20 +135,25 @@ def test_capacity_runs_out_and_a_fleet_says_of_what(ec2: LocalEC2) -> None:
     made = api.create_launch_template(LaunchTemplateName="tmpl", LaunchTemplateData=template)["LaunchTemplate"]
     subnets = [each["SubnetId"] for each in api.describe_subnets()["Subnets"]][:2]
 
-    fleet = api.create_fleet(
-        Type="instant",
-        LaunchTemplateConfigs=[
-            {
-                "LaunchTemplateSpecification": {"LaunchTemplateId": made["LaunchTemplateId"], "Version": "$Latest"},
-                "Overrides": [{"InstanceType": t, "SubnetId": s} for t in ("m7i.large", "c7i.large") for s in subnets],
-            }
-        ],
-        TargetCapacitySpecification={"TotalTargetCapacity": 2, "DefaultTargetCapacityType": "spot"},
-        TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": "b"}]}],
-    )
-    (got,) = fleet["Instances"]
+    fleets = [
+        api.create_fleet(
+            Type="instant",
+            LaunchTemplateConfigs=[
+                {
+                    "LaunchTemplateSpecification": {"LaunchTemplateId": made["LaunchTemplateId"], "Version": "$Latest"},
+                    "Overrides": [
+                        {"InstanceType": t, "SubnetId": s} for t in ("m7i.large", "c7i.large") for s in subnets
+                    ],
+                }
+            ],
+            TargetCapacitySpecification={"TotalTargetCapacity": 1, "DefaultTargetCapacityType": "spot"},
+            TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": "b"}]}],
+        )
+        for _ in range(2)
+    ]
+    (got,) = fleets[0]["Instances"]
     assert (got["InstanceType"], got["Lifecycle"]) == ("c7i.large", "spot")
-    assert {each["ErrorCode"] for each in fleet["Errors"]} == {"InsufficientInstanceCapacity"}
+    assert {each["ErrorCode"] for each in fleets[1]["Errors"]} == {"InsufficientInstanceCapacity"}
     instance = described(api, got["InstanceIds"][0])
     assert (instance["InstanceLifecycle"], instance["Tags"]) == ("spot", [{"Key": "a", "Value": "b"}])
     assert len(ec2.instances()) == 1

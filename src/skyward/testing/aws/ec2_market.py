@@ -256,10 +256,7 @@ class Market:
             case "pricing", "GetProducts":
                 return json_answer({"FormatVersion": "aws_v1", "PriceList": self._products(call)})
             case "servicequotas", "GetServiceQuota":
-                code = call.parameters["QuotaCode"]
-                return json_answer({"Quota": self._quota(code)})
-            case "servicequotas", "ListServiceQuotas":
-                return json_answer({"Quotas": [self._quota(code) for code in self.quotas]})
+                return json_answer({"Quota": self._quota(call.parameters["QuotaCode"])})
             case "ssm", _:
                 return _parameters(call)
             case "ec2", "DescribeSpotPriceHistory":

@@ -9,6 +9,7 @@ import os
 import pwd
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -50,110 +51,75 @@ if TYPE_CHECKING:
 _OVERRIDE_MEMBERS = {"InstanceType": "instanceType", "SubnetId": "subnetId", "AvailabilityZone": "availabilityZone"}
 
 
-class Fleets:
-    """Fleets, which launch one machine after another by ``RunInstances``.
+def create_fleet(call: AwsCall, region: Region, client: Any) -> Response:
+    """Answer a call that creates a fleet of one machine, which it launches by ``RunInstances``.
 
     Args:
-        client: returns a client of moto's EC2 in a region that bypasses faults.
+        call: the call.
+        region: its region.
+        client: client of moto's EC2 there that bypasses faults.
     """
-
-    def __init__(self, client: Callable[[str], Any]) -> None:
-        self._client = client
-        self._numbers = itertools.count(1)
-        self._instances: dict[str, list[str]] = {}
-
-    def answer(self, call: AwsCall, region: Region) -> Response | None:
-        """Answer a call about fleets; return None for other calls."""
-        match call.action:
-            case "CreateFleet":
-                return self._create(call, region)
-            case "DeleteFleets":
-                return self._delete(call, region)
-            case _:
-                return None
-
-    def _create(self, call: AwsCall, region: Region) -> Response:
-        asked = nested(call.parameters)
-        if asked.get("Type") != "instant":
-            return error(call, "InvalidParameterValue", "only fleets of the type instant are implemented", 400)
-        if asked.get("DryRun") == "true":
-            return error(call, "DryRunOperation", "it would have succeeded", 412)
-        config = asked["LaunchTemplateConfigs"]["1"]
-        template = self._template(config["LaunchTemplateSpecification"], region.name)
-        tags = [
-            {"ResourceType": each["ResourceType"], "Tags": [*each["Tag"].values()]}
-            for each in asked.get("TagSpecification", {}).values()
-            if each["ResourceType"] != "fleet"
-        ]
-        template["TagSpecifications"] = [*template["TagSpecifications"], *tags]
-        bought: list[Mapping[str, Any]] = []
-        refused: list[Mapping[str, Any]] = []
-        for spot in _wanted_markets(asked["TargetCapacitySpecification"]):
-            strategy = asked.get("SpotOptions" if spot else "OnDemandOptions", {}).get("AllocationStrategy", "")
-            overrides = [*config.get("Overrides", {"1": {}}).values()]
-            candidates = _rank_overrides(overrides, region, template, strategy, spot=spot)
-            refusals: list[Mapping[str, Any]] = []
-            for override, zone in candidates:
-                item = self._buy(override, zone, region, template, spot=spot)
-                if "instanceIds" in item:
-                    bought.append(item)
-                    break
-                refusals.append(item)
-            else:
-                refused += refusals
-        number = f"fleet-{next(self._numbers):017x}"
-        self._instances[number] = [each["instanceIds"][0] for each in bought]
-        return xml_answer(call.action, {"fleetId": number, "errorSet": refused, "fleetInstanceSet": bought})
-
-    def _delete(self, call: AwsCall, region: Region) -> Response:
-        asked = call.listed("FleetId")
-        if call.parameters.get("TerminateInstances", "false").lower() == "true":
-            region.terminate_instances([each for fleet in asked for each in self._instances.get(fleet, [])])
-        deleted = [{"fleetId": fleet, "currentFleetState": "deleted_terminating"} for fleet in asked]
-        return xml_answer(call.action, {"successfulFleetDeletionSet": deleted})
-
-    def _template(self, wanted: Mapping[str, str], region: str) -> dict[str, Any]:
-        """Return the launch template's data as parameters of ``RunInstances``."""
-        named = {name: wanted[name] for name in ("LaunchTemplateId", "LaunchTemplateName") if name in wanted}
-        version = wanted.get("Version", "$Default")
-        found = self._client(region).describe_launch_template_versions(**named, Versions=[version])
-        data = dict(found["LaunchTemplateVersions"][0]["LaunchTemplateData"])
-        if "UserData" in data:  # encoded in a template; a client of RunInstances encodes it itself
-            data["UserData"] = base64.b64decode(data["UserData"]).decode()
-        tags = data.get("TagSpecifications", [])
-        return data | {"TagSpecifications": [each for each in tags if each["ResourceType"] != "launch-template"]}
-
-    def _buy(
-        self, override: Mapping[str, str], zone: str, region: Region, template: Mapping[str, Any], *, spot: bool
-    ) -> Mapping[str, Any]:
-        """Launch a machine, and return it as an item of the fleet's answer; or the refusal."""
-        kind = override.get("InstanceType") or template["InstanceType"]
-        members = {_OVERRIDE_MEMBERS[name]: value for name, value in override.items() if name in _OVERRIDE_MEMBERS}
-        market = "spot" if spot else "on-demand"
-        item = {"lifecycle": market, "launchTemplateAndOverrides": {"overrides": members}}
-        if code := region.market.refusal(kind, zone, spot=spot, running=region.running()):
-            text = f"We have no sufficient {kind} capacity in {zone}."
-            return {**item, "errorCode": code, "errorMessage": text}
-        run: dict[str, Any] = dict(template) | {
-            name: value for name, value in override.items() if name in ("InstanceType", "SubnetId", "ImageId")
-        }
-        if "SubnetId" in override and run.get("NetworkInterfaces"):
-            first, *others = run["NetworkInterfaces"]
-            run["NetworkInterfaces"] = [dict(first) | {"SubnetId": run.pop("SubnetId")}, *others]
-        if spot:
-            run["InstanceMarketOptions"] = {"MarketType": "spot"}
-        if not run["TagSpecifications"]:
-            del run["TagSpecifications"]
-        (instance,) = self._client(region.name).run_instances(MinCount=1, MaxCount=1, **run)["Instances"]
-        return {**item, "instanceIds": [instance["InstanceId"]], "availabilityZone": zone, "instanceType": kind}
+    asked = nested(call.parameters)
+    if asked.get("Type") != "instant":
+        return error(call, "InvalidParameterValue", "only fleets of the type instant are implemented", 400)
+    if asked.get("DryRun") == "true":
+        return error(call, "DryRunOperation", "it would have succeeded", 412)
+    target, config = asked["TargetCapacitySpecification"], asked["LaunchTemplateConfigs"]["1"]
+    if target["TotalTargetCapacity"] != "1":
+        return error(call, "InvalidParameterValue", "only fleets of one machine are implemented", 400)
+    template = _template(config["LaunchTemplateSpecification"], client)
+    template["TagSpecifications"] += [
+        {"ResourceType": each["ResourceType"], "Tags": [*each["Tag"].values()]}
+        for each in asked.get("TagSpecification", {}).values()
+        if each["ResourceType"] != "fleet"
+    ]
+    spot = target.get("DefaultTargetCapacityType", "on-demand") == "spot"
+    strategy = asked.get("SpotOptions" if spot else "OnDemandOptions", {}).get("AllocationStrategy", "")
+    overrides = [*config.get("Overrides", {"1": {}}).values()]
+    answer: dict[str, Any] = {"fleetId": f"fleet-{uuid.uuid4().hex[:17]}", "errorSet": [], "fleetInstanceSet": []}
+    for override, zone in _rank_overrides(overrides, region, template, strategy, spot=spot):
+        item = _buy(override, zone, region, template, client, spot=spot)
+        if "instanceIds" in item:
+            return xml_answer(call.action, {**answer, "errorSet": [], "fleetInstanceSet": [item]})
+        answer["errorSet"].append(item)
+    return xml_answer(call.action, answer)
 
 
-def _wanted_markets(target: Mapping[str, str]) -> list[bool]:
-    """Return one item for each machine of a fleet: True on spot."""
-    on_demand, spot = int(target.get("OnDemandTargetCapacity", 0)), int(target.get("SpotTargetCapacity", 0))
-    rest = int(target["TotalTargetCapacity"]) - on_demand - spot
-    default = target.get("DefaultTargetCapacityType", "on-demand") == "spot"
-    return [False] * on_demand + [True] * spot + [default] * rest
+def _template(wanted: Mapping[str, str], client: Any) -> dict[str, Any]:
+    """Return the launch template's data as parameters of ``RunInstances``."""
+    named = {name: wanted[name] for name in ("LaunchTemplateId", "LaunchTemplateName") if name in wanted}
+    version = wanted.get("Version", "$Default")
+    found = client.describe_launch_template_versions(**named, Versions=[version])
+    data = dict(found["LaunchTemplateVersions"][0]["LaunchTemplateData"])
+    if "UserData" in data:  # encoded in a template; a client of RunInstances encodes it itself
+        data["UserData"] = base64.b64decode(data["UserData"]).decode()
+    tags = data.get("TagSpecifications", [])
+    return data | {"TagSpecifications": [each for each in tags if each["ResourceType"] != "launch-template"]}
+
+
+def _buy(
+    override: Mapping[str, str], zone: str, region: Region, template: Mapping[str, Any], client: Any, *, spot: bool
+) -> Mapping[str, Any]:
+    """Launch a machine, and return it as an item of the fleet's answer; or the refusal."""
+    kind = override.get("InstanceType") or template["InstanceType"]
+    members = {_OVERRIDE_MEMBERS[name]: value for name, value in override.items() if name in _OVERRIDE_MEMBERS}
+    market = "spot" if spot else "on-demand"
+    item = {"lifecycle": market, "launchTemplateAndOverrides": {"overrides": members}}
+    if code := region.market.refusal(kind, zone, spot=spot, running=region.running()):
+        text = f"We have no sufficient {kind} capacity in {zone}."
+        return {**item, "errorCode": code, "errorMessage": text}
+    run: dict[str, Any] = dict(template) | {
+        name: value for name, value in override.items() if name in ("InstanceType", "SubnetId", "ImageId")
+    }
+    if "SubnetId" in override and run.get("NetworkInterfaces"):
+        first, *others = run["NetworkInterfaces"]
+        run["NetworkInterfaces"] = [dict(first) | {"SubnetId": run.pop("SubnetId")}, *others]
+    if spot:
+        run["InstanceMarketOptions"] = {"MarketType": "spot"}
+    if not run["TagSpecifications"]:
+        del run["TagSpecifications"]
+    (instance,) = client.run_instances(MinCount=1, MaxCount=1, **run)["Instances"]
+    return {**item, "instanceIds": [instance["InstanceId"]], "availabilityZone": zone, "instanceType": kind}
 
 
 def _rank_overrides(
@@ -205,7 +171,7 @@ class ApiServer:
     Attributes:
         faults: plan of failing calls.
         market: answers calls about prices, quotas and parameters.
-        fleets: answers calls about fleets.
+        client: returns a client of moto's EC2 in the region of that name that bypasses faults.
         region: returns the region of that name.
         client_address: public address of every client, as answered at ``/checkip``.
         calls: every call, in order, including failed ones.
@@ -217,7 +183,7 @@ class ApiServer:
 
     faults: Faults[AwsFault]
     market: Market
-    fleets: Fleets
+    client: Callable[[str], Any]
     region: Callable[[str], Region]
     client_address: str
     calls: list[AwsCall] = field(default_factory=list[AwsCall])
@@ -274,7 +240,8 @@ class ApiServer:
                 text = f"The instance IDs '{', '.join(sorted(missing))}' do not exist"
                 return error(call, "InvalidInstanceID.NotFound", text, _BAD_REQUEST)
         answer = self.market.answer(call, region.offered() if "Spot" in call.action else ())
-        answer = answer or (self.fleets.answer(call, region) if call.service == "ec2" else None)
+        if call.action == "CreateFleet":
+            answer = create_fleet(call, region, self.client(call.region))
         return answer or without_instances(self._ask_moto(environ), hidden)
 
     def _ask_catalogue(self, call: AwsCall, environ: dict[str, Any]) -> Response:
@@ -359,11 +326,10 @@ class LocalEC2:
         self._faults = Faults[AwsFault]()
         self._regions: dict[str, Region] = {}
         self._clients: dict[tuple[str, str], Any] = {}
-        fleets = Fleets(lambda region: self.client("ec2", region))
         self._api = ApiServer(
             faults=self._faults,
             market=self.market,
-            fleets=fleets,
+            client=partial(self.client, "ec2"),
             region=self._region,
             client_address="127.0.0.1",
         )
