@@ -29,7 +29,7 @@ class Fault:
     """
 
     delay_s: float = 0.0
-    error: Exception | None = None
+    error: BaseException | None = None
     hangs: bool = False
     done: int | None = 0
     said: int | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from skyward.testing.provider import FakeProvider
 from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig, NodeReady
+from support.faults import NO_FAULT, Fault, suffer
 
 __all__ = ["FakeNode", "FakeNodes", "Phase", "node_config", "node_instance", "node_ready", "open_node"]
 
@@ -157,8 +157,7 @@ class FakeNode(Node):
 
     async def reach(self, within_s: float) -> MachineSize | None:
         """See :meth:`Node.reach`."""
-        if isinstance(fault := self._maker.faults[self.rank].get("reach"), BaseException):
-            raise fault
+        await suffer(self._maker.fault(self, "reach"))
         return MachineSize(cpu=self.hardware.cpu, memory_bytes=int(self.hardware.memory_gib * _GIB))
 
     async def prepare(self, image: ImageSettings, progress: Callable[[str], None]) -> None:
@@ -178,8 +177,8 @@ class FakeNode(Node):
         if (order.head_addr, order.total_nodes) == (self.head_addr, self.total_nodes):
             return
         self.log.append("join")
-        if isinstance(fault := self._maker.faults[self.rank].get("join"), BaseException):
-            raise fault
+        if (error := self._maker.fault(self, "join").error) is not None:
+            raise error
         self.head_addr, self.total_nodes = order.head_addr, order.total_nodes
 
     def run_service(self, *, name: str, module: str, address: str) -> None:
@@ -192,15 +191,7 @@ class FakeNode(Node):
 
     async def _enter(self, phase: Phase) -> None:
         self.log.append(phase)
-        await asyncio.sleep(0)
-        match self._maker.faults[self.rank].get(phase):
-            case asyncio.Event() as hanging:
-                hanging.set()
-                await asyncio.Event().wait()
-            case BaseException() as error:
-                raise error
-            case None:
-                return
+        await suffer(self._maker.fault(self, phase))
 
 
 class FakeNodes:
@@ -208,7 +199,6 @@ class FakeNodes:
 
     Attributes:
         opened: the nodes whose machines ran, in order.
-        faults: what the nodes of each rank meet, by phase.
         hanging: set once a node hangs that was told to.
         hardware: the real size of a machine.
     """
@@ -217,19 +207,26 @@ class FakeNodes:
         self.hardware: Callable[[Instance], InstanceSpec] = lambda instance: instance.offer.spec
         self.opened: list[FakeNode] = []
         self.hanging = asyncio.Event()
-        self.faults: dict[int, dict[Phase, BaseException | asyncio.Event]] = defaultdict(dict)
+        self._faults: dict[tuple[int, Phase], Fault] = {}
 
     def fail(self, rank: int, phase: Phase, error: BaseException) -> None:
         """Have the node of ``rank`` raise ``error`` in ``phase``."""
-        self.faults[rank][phase] = error
+        self._faults[rank, phase] = Fault(error=error)
 
     def hang(self, rank: int, phase: Phase) -> None:
         """Have the node of ``rank`` never come back from ``phase``."""
-        self.faults[rank][phase] = self.hanging
+        self._faults[rank, phase] = Fault(hangs=True)
 
     def heal(self, rank: int, phase: Phase) -> None:
         """Have the node of ``rank`` do ``phase`` as it should, from now on."""
-        self.faults[rank].pop(phase, None)
+        self._faults.pop((rank, phase), None)
+
+    def fault(self, node: FakeNode, phase: Phase) -> Fault:
+        """What happens to a node that enters ``phase`` now."""
+        fault = self._faults.get((node.rank, phase), NO_FAULT)
+        if fault.hangs:
+            self.hanging.set()
+        return fault
 
     def logs(self) -> Mapping[int, Sequence[Phase]]:
         """What each node went through, by rank."""

@@ -12,7 +12,6 @@ from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import UnreachableError
 from skyward.fleet import node as nodes
 from skyward.fleet.control_client import ControlClient
-from skyward.fleet.machine_size import MachineSize
 from skyward.fleet.node import Node
 from skyward.machine.access import Completed
 from skyward.wire.control import (
@@ -310,11 +309,6 @@ class SimulatedNode(FakeNode):
         """Whether it was told to start its workers."""
         return isinstance(self._control, _Control) and self._control.standing is not None
 
-    async def reach(self, within_s: float) -> MachineSize | None:
-        """See :meth:`Node.reach`."""
-        await suffer(self._around.fault("reach"))
-        return await super().reach(within_s)
-
     async def start(self, config: NodeConfig) -> None:
         """See :meth:`Node.start`."""
         await super().start(config)
@@ -325,10 +319,7 @@ class SimulatedNode(FakeNode):
         self._control = _Control(self._supervisor)
 
     def join(self, order: Start) -> None:
-        """See :meth:`Node.join`; only the first order may fail."""
-        if "join" not in self.log and (error := self._around.fault("join").error) is not None:
-            self.log.append("join")
-            raise error
+        """See :meth:`Node.join`."""
         super().join(order)
         Node.join(self, order)
 
@@ -336,10 +327,6 @@ class SimulatedNode(FakeNode):
         """See :meth:`Node.stop`."""
         self.log.append("stop")
         await Node.stop(self, timeout_s)
-
-    async def _enter(self, phase: Phase) -> None:
-        self.log.append(phase)
-        await suffer(self._around.fault(phase))
 
     def hear(self, message: Message) -> None:
         """The supervisor says something."""
@@ -413,6 +400,10 @@ class SimulatedNodes(FakeNodes):
     def __call__(self, **record: Any) -> SimulatedNode:
         """Make a node; see :class:`Node`."""
         return SimulatedNode(self, **record)
+
+    def fault(self, node: FakeNode, phase: Phase) -> Fault:
+        """What happens to the next node that enters ``phase``; only its first order to join may fail."""
+        return NO_FAULT if phase == "join" and node.log.count("join") > 1 else self.around.fault(phase)
 
     def trouble(
         self,

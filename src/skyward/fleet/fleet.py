@@ -342,7 +342,7 @@ class Fleet:
             await self._machines.settle_lost()
             unended = self._machines.unended()
             # A machine that does not end is named already: a second attempt would only take twice as long.
-            if {machine.instance.id for machine in unended} - set(failure.instance_ids if failure else ()):
+            if {node.instance.id for node in unended} != set(failure.instance_ids if failure else ()):
                 try:
                     await self._machines.end(unended)
                     failure = None

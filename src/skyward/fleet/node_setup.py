@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
@@ -28,6 +28,8 @@ from skyward.market.choose import UnfitMachineError, blamed
 from skyward.providers.base import Provider
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig
+
+T = TypeVar("T")
 
 _GIB = 1 << 30
 _ADMIT_EVERY_S, _ADMIT_TIMEOUT_S = 15.0, 30.0
@@ -76,10 +78,18 @@ class Admission:
                 Notice(f"this machine's address is now {changed}: {provider.name} admits it, and no former one")
             )
 
+    async def perform(self, call: Coroutine[Any, Any, T]) -> T:
+        """Perform a call to a machine, and renew the admission if it does not answer; the caller retries."""
+        try:
+            return await call
+        except UnreachableError:
+            await self.renew()
+            raise
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdmittedTransport:
-    """A transport that renews the admission whenever its machine does not answer; its caller retries.
+    """A transport that renews the admission whenever its machine does not answer.
 
     Attributes:
         transport: the transport to the machine.
@@ -98,19 +108,11 @@ class AdmittedTransport:
         timeout_s: float,
     ) -> Completed:
         """See :meth:`Transport.run`."""
-        try:
-            return await self.transport.run(argv, env=env, stdin=stdin, timeout_s=timeout_s)
-        except UnreachableError:
-            await self.admission.renew()
-            raise
+        return await self.admission.perform(self.transport.run(argv, env=env, stdin=stdin, timeout_s=timeout_s))
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
         """See :meth:`Transport.put`."""
-        try:
-            await self.transport.put(data, path, mode=mode)
-        except UnreachableError:
-            await self.admission.renew()
-            raise
+        await self.admission.perform(self.transport.put(data, path, mode=mode))
 
     async def forward(self, host: str, port: int) -> tuple[str, int]:
         """See :meth:`Transport.forward`."""

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -84,10 +84,12 @@ _NOTE_PRESENCE = """
 UPDATE entries SET gone_at = min(ifnull(gone_at, ?), ?) WHERE key = ? AND closed_at IS NULL
 """
 _SELECT = """
-SELECT * FROM entries WHERE (closed_at IS NULL OR ?) AND pool_id = ifnull(?, pool_id) ORDER BY created_at, key
+SELECT * FROM entries WHERE (closed_at IS NULL OR :closed) AND pool_id = ifnull(:pool_id, pool_id)
+ORDER BY created_at, key
 """
 _SELECT_BILLED = """
-SELECT * FROM entries WHERE closed_at IS NULL AND (? OR NOT ends_itself) AND provider = ? ORDER BY created_at, key
+SELECT * FROM entries WHERE closed_at IS NULL AND (:entrusted OR NOT ends_itself) AND provider = :provider
+ORDER BY created_at, key
 """
 _ADVICE = {
     sqlite3.SQLITE_BUSY: f"another process has held it for {_WAIT_S:g} s; find it with `fuser`, and try again",
@@ -250,35 +252,23 @@ class Ledger:
 
     def open_entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
         """Return entries not confirmed gone, oldest first; only those of ``pool_id`` where one is given."""
-        return self._entries(pool_id, closed=False)
+        return self._select(_SELECT, closed=False, pool_id=pool_id)
 
     def billed_entries(self, provider: str, *, entrusted: bool = False) -> Sequence[LedgerEntry]:
         """Return open entries of a provider's machines that cannot stop their own bill, oldest first.
 
         With ``entrusted`` also of those that can do so by a secret, which a machine may never have received.
         """
-        with self._transaction() as database:
-            rows = database.execute(_SELECT_BILLED, (entrusted, provider)).fetchall()
-        return tuple(self._entry(row) for row in rows)
+        return self._select(_SELECT_BILLED, entrusted=entrusted, provider=provider)
 
     def entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
         """Return open entries and those that were closed within 30 days, as :meth:`open_entries` does."""
-        return self._entries(pool_id, closed=True)
+        return self._select(_SELECT, closed=True, pool_id=pool_id)
 
-    def _entries(self, pool_id: str | None, *, closed: bool) -> Sequence[LedgerEntry]:
+    def _select(self, statement: str, **values: object) -> Sequence[LedgerEntry]:
         with self._transaction() as database:
-            rows = database.execute(_SELECT, (closed, pool_id)).fetchall()
-        return tuple(self._entry(row) for row in rows)
-
-    def _entry(self, row: sqlite3.Row) -> LedgerEntry:
-        entry, damage = _entry(row)
-        if not damage:
-            return entry
-        advice = (
-            f"its record in {self.path} is damaged ({damage}): look for the machine in the provider's console, then "
-            f"delete the row whose key is {entry.key!r}"
-        )
-        return replace(entry, damage=advice)
+            rows = database.execute(statement, values).fetchall()
+        return tuple(_entry(row, self.path) for row in rows)
 
     def _migrate(self, database: sqlite3.Connection) -> None:
         (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -331,8 +321,8 @@ def _settings(text: str) -> tuple[dict[str, Any], str]:
     return cast("dict[str, Any]", settings), ""
 
 
-def _entry(row: sqlite3.Row) -> tuple[LedgerEntry, str]:
-    """Return the record as far as it can be read, and what is wrong with it."""
+def _entry(row: sqlite3.Row, ledger: Path) -> LedgerEntry:
+    """Return the record as far as it can be read."""
     settings, damage = _settings(row["settings"])
     numbers = {name: row[name] for name in _NUMBERS}
     for name, number in numbers.items():
@@ -343,7 +333,11 @@ def _entry(row: sqlite3.Row) -> tuple[LedgerEntry, str]:
     owner = {each.name: row[f"owner_{each.name}"] for each in fields(Owner)}
     purchase = {each.name: numbers.get(each.name, row[each.name]) for each in fields(Purchase)}
     purchase |= {"settings": settings, "spot": bool(row["spot"]), "ends_itself": bool(row["ends_itself"])}
-    entry = LedgerEntry(
+    advice = (
+        f"its record in {ledger} is damaged ({damage}): look for the machine in the provider's console, then delete "
+        f"the row whose key is {row['key']!r}"
+    )
+    return LedgerEntry(
         key=row["key"],
         node=row["node"],
         purchase=Purchase(**purchase),
@@ -352,5 +346,5 @@ def _entry(row: sqlite3.Row) -> tuple[LedgerEntry, str]:
         created_at=numbers["created_at"],
         closed_at=numbers["closed_at"],
         gone_at=numbers["gone_at"],
+        damage=advice if damage else "",
     )
-    return entry, damage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -464,3 +464,37 @@ def test_launch_says_where_on_which_market_for_how_much_and_with_what_room(stage
     bought = offer.region, offer.spot, offer.price_per_hour
     assert (launching.region, launching.spot, launching.price_per_hour) == bought
     assert (launching.cpu_per_worker, launching.memory_gib_per_worker) == (1, 1.0)
+
+
+class BusyProvider(FakeProvider):
+    """Ends single machines only, once it has refused six times to end several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = 0
+        self.asked_for_one, self.is_free = asyncio.Event(), asyncio.Event()
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        if len(instance_ids) == 1:
+            self.asked_for_one.set()
+            await self.is_free.wait()
+            return await super().terminate(instance_ids)
+        self.refused += 1
+        if self.refused == 6:
+            self.is_free.set()
+        raise UnreachableError("busy")
+
+
+async def test_a_machine_that_ended_after_all_while_the_fleet_stopped_is_not_named_as_left(stage: Stage) -> None:
+    stage.provider = provider = BusyProvider()
+    fleet = stage.fleet(nodes=2)
+    await fleet.start()
+    scaling = asyncio.ensure_future(fleet.scale(1, {1}))
+    await provider.asked_for_one.wait()
+
+    await fleet.stop()
+
+    assert provider.refused == 6
+    assert provider.alive == []
+    assert stage.ledger.open_entries() == ()
+    await asyncio.gather(scaling, return_exceptions=True)
