@@ -440,8 +440,7 @@ class Scheduler:
             if call.worker != link.id:
                 continue  # taken away by an action that an earlier call of this batch led to
             if isinstance(call.sink, RemoteFuture) and not call.sink.begin():
-                link.unsent.add(call.id)  # so that the cancellation is settled here, without a message
-                self.end_calls([call], kill=False)
+                self.end_calls([call], kill=False)  # settled here, without a message: it has no position yet
                 continue
             if call.trace is not None:
                 call.trace.sent(link.id)
@@ -472,10 +471,11 @@ class Scheduler:
         self._give_back(call_ids)
 
     def _take_back(self, link: WorkerLink, action: Revoke | Cancel) -> None:
-        unsent = link.unsent.intersection(action.call_ids)
+        calls = filter(None, map(self._dispatch.call, action.call_ids))
+        # Still on this side, waiting for blobs: the worker has never seen them.
+        unsent = {call.id for call in calls if call.worker == link.id and not call.position}
         sent = [call_id for call_id in action.call_ids if call_id not in unsent]
-        link.unsent -= unsent
-        if unsent:  # still on this side, waiting for blobs: the worker has never seen them
+        if unsent:
             self._give_back(list(unsent))
         if sent:
             link.send_item(messages.CancelCalls(sent) if isinstance(action, Cancel) else messages.RevokeCalls(sent))
@@ -689,7 +689,6 @@ class Scheduler:
         is_event = (link.id in self.places and not leaving) or not self._dispatch.drained(link.id)
         ran = self._dispatch.begun_on(link.id, link.begun)
         losses = ran.losses if ran is not None else 0
-        link.unsent.clear()
         now = self._loop.time()
         overran = link.exit_report.overran if link.exit_report is not None else 0
         actions = self._dispatch.worker_lost(

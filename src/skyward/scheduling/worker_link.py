@@ -153,7 +153,6 @@ class WorkerLink:
         alive: False once the process that holds the link's calls is reported or found to be gone.
         ended_for: reason for ending the process on purpose; empty otherwise.
         ended_with: ids of the cancelled calls to end it with; once all of them are over, it lives on.
-        unsent: ids of calls assigned to the worker whose blobs are still on their way to its node.
         log_end: offset in the worker's log up to which captured output has arrived.
         exit_report: the supervisor's report of the end of the process; None before.
         exited: set once there is an exit report.
@@ -173,7 +172,6 @@ class WorkerLink:
         self.alive = False
         self.ended_for = ""
         self.ended_with: set[int] = set()
-        self.unsent: set[int] = set()
         self.log_end = 0
         self.exit_report: WorkerExit | None = None
         self.exited = asyncio.Event()
@@ -453,18 +451,15 @@ class WorkerLink:
         # A call may be taken away and assigned here again while this waits: the token distinguishes the two shipments.
         token = call.shipping = object()
         incarnation = self.incarnation
-        self.unsent.add(call.id)
         try:
             held = await self._hold(call, token)
         except Exception as error:  # of any class: otherwise the call would wait for ever
             if call.shipping is token:
-                self.unsent.discard(call.id)
                 fail(call, RawOutcome(error=error))
             return
         if call.shipping is not token or self.incarnation != incarnation:
             self.node.blobs.release(held)
             return
-        self.unsent.discard(call.id)
         call.held = held
         self.send_calls([call])
 
