@@ -364,6 +364,12 @@ def run_in_forks(function: Callable[[], object]) -> None:
         os.register_at_fork(after_in_child=function)
 
 
+def run_around_forks(function: Callable[[], object]) -> None:
+    """Have this process call the function before and after every fork from now on; does nothing as above."""
+    if sys.platform != "win32" and hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=function, after_in_parent=function)
+
+
 def kill_group(pid: int) -> None:
     """Kill a process that leads a session, with everything in it; on Windows, the process alone."""
     if sys.platform == "win32":

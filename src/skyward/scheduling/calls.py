@@ -20,6 +20,7 @@ from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.log_files import record_line
 from skyward.hidden_frames import hide_frames, is_explained
 from skyward.scheduling.dispatch import CallState, WorkerId
+from skyward.scheduling.mapped_results import MappedResults
 from skyward.shipping.blobs import Blob, Stored
 from skyward.shipping.function_cache import FunctionCache, PackedFunction, seal
 from skyward.shipping.pickling import LARGE_BYTES, add_note, pack, pack_arguments, unpack
@@ -334,8 +335,15 @@ class Incoming:
             return
         part[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
 
+    def map_segment(self, outcome: messages.Outcome, results: MappedResults) -> None:
+        """Map the parts of a large result that this machine's worker shares; without room for it, drop it."""
+        try:
+            self._parts = dict(enumerate(results.open(outcome.segment, outcome.part_bytes)))
+        except OSError as error:
+            self._no_memory = error
+
     def outcome(self, outcome: messages.Outcome, worker: WorkerId) -> RawOutcome:
-        """Return the outcome of the call, with the parts that arrived as chunks."""
+        """Return the outcome of the call, with the parts that have arrived."""
         if outcome.error is not None:
             return RawOutcome(error=outcome.error, seconds=outcome.seconds, worker=worker)
         if self._no_memory is not None:

@@ -792,7 +792,11 @@ class Scheduler:
                     finished.append((call_id, seconds))
             case messages.CallResult(call_id, outcome):
                 if (call := unfinished.get(call_id)) is not None:
+                    if outcome.segment:
+                        call.arriving().map_segment(outcome, link.results)
                     self._complete(call, call.arriving().outcome(outcome, link.id))
+                elif outcome.segment:
+                    link.results.give_back(outcome.segment)
                 finished.append((call_id, float(outcome.seconds)))
             case messages.ResultChunk():
                 if (call := unfinished.get(item.call_id)) is not None:

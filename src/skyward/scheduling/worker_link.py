@@ -9,6 +9,7 @@ import math
 import re
 import socket
 import ssl
+import sys
 import time
 import uuid
 from collections import defaultdict, deque
@@ -28,6 +29,7 @@ from skyward.events.log_files import DEFAULT_LEVELS
 from skyward.fleet.node import Node
 from skyward.scheduling.calls import LiveCall, RawOutcome
 from skyward.scheduling.dispatch import GiveUp, WorkerId
+from skyward.scheduling.mapped_results import MappedResults
 from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
 from skyward.shipping.function_cache import PackedFunction, Recent
 from skyward.shipping.project_modules import SentSources, SourceSet
@@ -133,6 +135,9 @@ class AttachedNode:
         network = "" if handle.access.on_this_machine else handle.instance.network
         # By the network's name, never by trying: islands that bind to loopback have addresses in common.
         self.blobs = exchanges[network].join(handle) if network else NodeBlobs(handle)
+        # Elsewhere the folder is on disk, and results would wait for it.
+        in_memory = handle.access.on_this_machine and sys.platform == "linux"
+        self.shared_folder = handle.ready.blob_dir if in_memory else ""
         self.call_ports = itertools.cycle(handle.ready.call_ports)
 
 
@@ -147,6 +152,7 @@ class WorkerLink:
         incarnation: identity of the worker process, empty before the first contact.
         functions: ids of the functions in this worker process; those evicted here are dropped there as well.
         sources: the sources of modules in this worker process.
+        results: memory of large results that this worker process shares.
         round_trip_s: round trip in seconds, measured when the connection was made.
         ready: done when the worker has answered for the first time; fails when it cannot start.
         linked: True while the worker is connected.
@@ -184,6 +190,7 @@ class WorkerLink:
         self._session_id = uuid.uuid4().hex
         self._agreed = ("", "")  # session and incarnation that both ends have confirmed
         self._link = self._new_link()
+        self.results = MappedResults("", self._link.send_soon)
         self._pauses = _Pauses()
         self._serving: asyncio.Task[None] | None = None
 
@@ -271,7 +278,7 @@ class WorkerLink:
 
     async def _greet(self, connection: Connection) -> None:
         asked_s = time.perf_counter()
-        await connection.exchange([self._session_id, self._link.session.seen])
+        await connection.exchange([self._session_id, self._link.session.seen, bool(self.node.shared_folder)])
         fresh, incarnation, seen = await connection.first_message()
         self.round_trip_s = time.perf_counter() - asked_s
         if fresh:
@@ -280,6 +287,7 @@ class WorkerLink:
             self._link = self._new_link()
             self.functions.clear()
             self.sources = SentSources()
+            self.results = MappedResults(self.node.shared_folder, self._link.send_soon)
             self.incarnation = incarnation
             self._agreed = self._session_id, incarnation
             self._owner.lane_up(self)

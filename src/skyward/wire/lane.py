@@ -391,6 +391,12 @@ class Link:
             self._lock.release()
         return True
 
+    def send_soon(self, item: LaneItem) -> None:
+        """Send an item from any thread, also between any two steps of it, as a finalizer does."""
+        self.session.push(item, item.nbytes)
+        with suppress(RuntimeError):  # the loop is closed, and with it the lane
+            self._loop.call_soon_threadsafe(self.flush)
+
     async def run(self, connection: Connection, *, by_turns: bool = False) -> None:
         """Serve one connection until it is lost; may be called again with the next one.
 

@@ -151,14 +151,17 @@ class Outcome(WirePart):
     Attributes:
         seconds: duration of the call on its worker.
         data: the result's pickle, if it is small and there was no error.
-        part_bytes: sizes of the parts that came as chunks: the pickle's buffers; the pickle itself comes first if
-            ``data`` is empty.
+        part_bytes: sizes of the parts that came as chunks or in a segment: the pickle's buffers; the pickle itself
+            comes first if ``data`` is empty.
+        segment: name of the file in memory with those parts, one after the other, where the client shares it with
+            the worker; empty if they came as chunks.
         error: the exception; None if the call returned.
     """
 
     seconds: float
     data: bytes = b""
     part_bytes: tuple[int, ...] = ()
+    segment: str = ""
     error: PackedError | None = None
 
 
@@ -273,6 +276,19 @@ class RunSpecialCall(LaneItem):
         """Return the record of a list's fields."""
         *plain, payload, header = fields
         return cls(*plain, payload=Payload(*payload), header=CallHeader(*header))
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSegments(LaneItem):
+    """Segments of results that the client maps no longer.
+
+    Attributes:
+        names: their names.
+        reusable: False if a process that was forked from the client may still read them.
+    """
+
+    names: Sequence[str]
+    reusable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +474,7 @@ ToWorker = (
     | ForgetFunctions
     | RunCalls
     | RunSpecialCall
+    | ReleaseSegments
     | CancelCalls
     | RevokeCalls
     | GangAddresses

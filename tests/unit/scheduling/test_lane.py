@@ -11,6 +11,7 @@ import struct
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ class Owner:
 
 
 def started(address: str, tls: ssl.SSLContext, owner: Owner) -> WorkerLink:
-    node: Any = None
+    node: Any = SimpleNamespace(shared_folder="")
     link = WorkerLink(WorkerId(0, 0), address, tls, owner, node)
     link.start()
     return link
@@ -153,7 +154,7 @@ async def test_who_prints_waits_for_a_client_that_is_behind(tmp_path: Path, monk
         client, link = Connection(sock, client_context(identity)), Link(Session(), take)
         async with asyncio.timeout(30):
             await client.handshake()
-            await client.exchange(["client", 0])
+            await client.exchange(["client", 0, False])
             await client.first_message()
             calling = asyncio.ensure_future(asyncio.to_thread(call))
             await asyncio.wait([calling], timeout=2)  # time enough to write it all, if nothing held it up

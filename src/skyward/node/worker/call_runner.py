@@ -13,12 +13,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
+
+import psutil
 
 from skyward.base.waiting import PROMPT_S
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
@@ -30,6 +32,7 @@ from skyward.node.worker.call_limits import arm, disarm
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
+from skyward.node.worker.shared_results import SHARED_BYTES, SharedResults
 from skyward.shipping.definitions import enter_main
 from skyward.shipping.pickling import LARGE_BYTES, Packed, add_note, pack_result, unpack_call_with_main
 from skyward.shipping.received_modules import take_sources
@@ -56,6 +59,8 @@ log = logging.getLogger("skyward.node.worker.call_runner")
 Mark = MutableSequence[int] | memoryview
 _ALONE = CallContext()
 _GIB = 1 << 30
+_SHARED_LIMIT = 0.9
+"""Part of its memory limit up to which a worker copies a result for the client to map."""
 # Bytes that the client has not acknowledged: no call begins above the first bound, no large result is copied on above
 # the second. Without them a worker grows while its client is away (docs/decisions/002).
 _KEPT_BYTES_BOUND = 256 << 20
@@ -164,6 +169,7 @@ class CallRunner:
         running: id of the call that runs; 0 while none does.
         functions: functions that calls may name, by id. The client decides which ones are here.
         memory_limit_bytes: memory that this process may use; 0 is no limit.
+        shared_results: memory for large results that the client shares; None where it is on another machine.
 
     Args:
         outlet: connection to the client.
@@ -180,6 +186,7 @@ class CallRunner:
         self._started = 0.0
         self.functions: dict[str, SentFunction] = {}
         self.memory_limit_bytes = 0
+        self.shared_results: SharedResults | None = None
         self._begun: Mark = [0, 0, 0, 0] if begun is None else begun
         self._outlet = outlet
         self._output = output
@@ -430,6 +437,11 @@ class CallRunner:
         client = self._client
         large = len(result.data) >= LARGE_BYTES
         parts = ([memoryview(result.data)] if large else []) + list(result.buffers)
+        data = b"" if large else result.data
+        outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
+        if segment := self._share(parts):
+            self._answer_shared(call_id, client, replace(outcome, segment=segment))
+            return
         for index, part in enumerate(parts):
             for offset in range(0, part.nbytes, CHUNK_BYTES):
                 # A copy: the memory may be the user's own, and the next call may write to it before this is sent.
@@ -440,10 +452,24 @@ class CallRunner:
                 self._outlet.flush()
                 while self._outlet.kept_bytes > _COPIED_BYTES_BOUND and not self._closed:
                     self._outlet.wait(_PAUSE_S)
-        data = b"" if large else result.data
-        outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
         if self._clients == client:
             self._outlet.push(CallResult(call_id, outcome), bulk=True)
+        self._outlet.flush_soon()
+
+    def _share(self, parts: Sequence[memoryview]) -> str:
+        """Copy a result into memory that the client shares; return its name, empty if it has to be sent."""
+        nbytes = sum(part.nbytes for part in parts)
+        if self.shared_results is None or nbytes < SHARED_BYTES:
+            return ""
+        room = _SHARED_LIMIT * self.memory_limit_bytes - nbytes
+        if self.memory_limit_bytes and psutil.Process().memory_info().rss > room:  # the copy counts as this worker's
+            return ""
+        return self.shared_results.store(parts, self.memory_limit_bytes)
+
+    def _answer_shared(self, call_id: int, client: int, outcome: Outcome) -> None:
+        with self._lock:
+            if self._clients == client:
+                self._outlet.push(CallResult(call_id, outcome))
         self._outlet.flush_soon()
 
     def _load(self, payload: Payload) -> tuple[Any, ModuleType | None]:

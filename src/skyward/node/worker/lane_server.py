@@ -26,6 +26,7 @@ from skyward.events.log_files import DEFAULT_LEVELS
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.output import CallOutput, TakenLevels
+from skyward.node.worker.shared_results import SharedResults
 from skyward.wire.lane import Connection, Link, Session
 from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.listening import Listener
@@ -37,6 +38,7 @@ from skyward.wire.messages import (
     LoggedRecord,
     LogPiece,
     PrintedLines,
+    ReleaseSegments,
     RevokeCalls,
     RevokedCalls,
     RunCalls,
@@ -75,6 +77,7 @@ class LaneServer:
         blob_dirs: folders of large arguments, by their content id.
         log: the worker's log, from which captured output is read; None to capture none.
         begun: see :class:`~skyward.node.worker.call_runner.CallRunner`.
+        shared_results: memory for large results, if a client on this machine may share it.
     """
 
     def __init__(
@@ -84,12 +87,14 @@ class LaneServer:
         blob_dirs: Sequence[Path],
         log: WorkerLog | None = None,
         begun: MutableSequence[int] | memoryview | None = None,
+        shared_results: SharedResults | None = None,
     ) -> None:
         self.output = CallOutput(
             self._send_printed, log=log, keep_pace=self._keep_pace, deliver_record=self._send_record
         )
         self.runner = CallRunner(self, self.output, blob_dirs, begun)
         self._incarnation = incarnation
+        self._shared_results = shared_results
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._client = ""
@@ -121,6 +126,8 @@ class LaneServer:
         """Send captured output ten times a second until cancelled. A call that ends sends its last lines itself."""
         while True:
             await SYSTEM_CLOCK.sleep(_COLLECT_S)
+            if self._shared_results is not None:
+                self._shared_results.trim()
             try:
                 self._collect_some()
             except OSError:  # a full or failing disk may recover; this task must not end before
@@ -214,10 +221,10 @@ class LaneServer:
         self._keep_until_done(task)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                client, seen = await connection.first_message()
+                client, seen, shares_memory = await connection.first_message()
                 await self._end_last_connection()
                 self._serving = task
-                await self._greet(connection, client, seen)
+                await self._greet(connection, client, seen, shares_memory=shares_memory)
             self._linked = True
             # The thread that runs calls waits on the connection that was lost; woken, it waits on this one.
             self._loop.call_soon(self.runner.wake)
@@ -238,11 +245,14 @@ class LaneServer:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
 
-    async def _greet(self, connection: Connection, client: str, seen: int) -> None:
+    async def _greet(self, connection: Connection, client: str, seen: int, *, shares_memory: bool) -> None:
         fresh = client != self._client
         if fresh:
             self._client = client
             self.runner.reset()
+            if self._shared_results is not None:
+                self._shared_results.clear()
+                self.runner.shared_results = self._shared_results if shares_memory else None
             self._levels.take(DEFAULT_LEVELS)
             self._link = Link(Session(), self._take)
         # Items above the last number that the client has seen are sent again: nothing is lost, nothing runs twice.
@@ -265,7 +275,7 @@ class LaneServer:
                     calls.append(ReceivedSources(item.sources))
                 case GangAddresses():
                     self.runner.met(item.call_id, item.texts)
-                case StoreFunction() | ForgetFunctions() | SetLevels():
+                case StoreFunction() | ForgetFunctions() | SetLevels() | ReleaseSegments():
                     self._prepare(item)
                 case CancelCalls() | RevokeCalls():
                     # The items are in order: the calls before a revocation must be in the queue when it is done.
@@ -274,7 +284,7 @@ class LaneServer:
                     self._take_back(item)
         self.runner.add(calls)
 
-    def _prepare(self, item: StoreFunction | ForgetFunctions | SetLevels) -> None:
+    def _prepare(self, item: StoreFunction | ForgetFunctions | SetLevels | ReleaseSegments) -> None:
         match item:
             case StoreFunction():
                 self.runner.functions[item.function_id] = SentFunction(item.label, item.payload)
@@ -283,6 +293,9 @@ class LaneServer:
                     self.runner.functions.pop(function_id, None)
             case SetLevels():
                 self._levels.take(item.levels)
+            case ReleaseSegments():
+                if self._shared_results is not None:
+                    self._shared_results.release(item.names, reusable=item.reusable)
 
     def _take_back(self, item: CancelCalls | RevokeCalls) -> None:
         if dropped := self.runner.take_back(item.call_ids):

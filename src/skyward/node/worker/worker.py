@@ -33,6 +33,7 @@ from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.lane_server import LaneServer
 from skyward.node.worker.lane_watchdog import Watchdog, end_process
 from skyward.node.worker.output import CallOutput
+from skyward.node.worker.shared_results import SharedResults
 from skyward.wire.control import RunService, Start, SupervisorTrouble, WorkerRunning, to_frame
 from skyward.wire.frames import server_context
 from skyward.wire.listening import BACKLOG
@@ -108,7 +109,11 @@ class Worker:
             enter(begun)
         blob_dirs = [Path(folder) for folder in os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)]
         return LaneServer(
-            incarnation=os.environ["SKYWARD_INCARNATION"], blob_dirs=blob_dirs, log=worker_log, begun=begun
+            incarnation=os.environ["SKYWARD_INCARNATION"],
+            blob_dirs=blob_dirs,
+            log=worker_log,
+            begun=begun,
+            shared_results=SharedResults(Path(self._plan.ready.blob_dir), f"result-{self._number}-"),
         )
 
     def run(self, commands: BufferedReader, *, zygote: int) -> None:
