@@ -414,12 +414,10 @@ def _parsed(text: bytes, source: str) -> Iterator[_Line]:
 
 
 def _speaks_of(hosts: str, name: str) -> bool:
-    return _hashes_to(hosts, name) if hosts.startswith(_HASHED) else matches_any(name, hosts.lower().split(","))
-
-
-def _hashes_to(hashed: str, name: str) -> bool:
+    if not hosts.startswith(_HASHED):
+        return matches_any(name, hosts.lower().split(","))
     try:
-        salt, digest = (base64.b64decode(part, validate=True) for part in hashed.removeprefix(_HASHED).split("|"))
+        salt, digest = (base64.b64decode(part, validate=True) for part in hosts.removeprefix(_HASHED).split("|"))
     except ValueError:
         return False
     # `ssh-keygen -H` hashes names with HMAC-SHA1, for which the field's first part is the key.

@@ -229,6 +229,10 @@ SECRET_FILE: Final = f"{_FOLDER}/secret"
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
 _EVERY_S: Final = 5
+_UNSUPERVISED_S: Final = 120
+"""Time after which a container whose supervisor is gone ends."""
+_UNATTENDED_S: Final = 1800
+"""Time after which one that has never had a supervisor ends, unless its client is connected."""
 
 _FACTS: Final[Mapping[str, str]] = {
     "folder": _FOLDER,
@@ -240,6 +244,8 @@ _FACTS: Final[Mapping[str, str]] = {
     "supervisor": r"skyward[.]node[.]supervisor",
     "connections": "/proc/net/tcp",
     "every_s": str(_EVERY_S),
+    "most_absences": str(_UNSUPERVISED_S // _EVERY_S),
+    "most_unattended": str(_UNATTENDED_S // _EVERY_S),
     "again_s": "30",
     "accepted_s": "300",
     "answer_s": "60",
@@ -309,8 +315,6 @@ class ContainerBoot:
         end: calls that end the container, tried in turn until one is accepted.
         check: harmless call with the same key; it shows whether ``end`` is permitted.
         probe: further ones, where a key that is refused ``check`` may be allowed the end.
-        unsupervised_s: time after which a container whose supervisor is gone ends.
-        unattended_s: time after which one that has never had a supervisor ends, unless its client is connected.
         facts: other values for variables of the script; for tests.
     """
 
@@ -322,8 +326,6 @@ class ContainerBoot:
     end: Sequence[HttpCall]
     check: HttpCall
     probe: EndProbe | None = None
-    unsupervised_s: int = 120
-    unattended_s: int = 1800
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -337,8 +339,6 @@ class ContainerBoot:
             "port": str(self.port),
             "made_at": str(self.made_at),
             "ends_at": str(int(self.ends_at + GRACE_S)),
-            "most_absences": str(self.unsupervised_s // _EVERY_S),
-            "most_unattended": str(self.unattended_s // _EVERY_S),
             "end_calls": " ".join(calls),
             "probed": "yes" if self.probe else "",
             **self.facts,

@@ -479,9 +479,11 @@ class LocalEC2:
         with self._api.lock:
             self._region(region).settle()
         ec2 = self.client("ec2", region)
-        groups = ec2.describe_security_groups()["SecurityGroups"]
+        groups, instances = ec2.describe_security_groups()["SecurityGroups"], self.instances(region)
         found = {
-            "instances": [each["InstanceId"] for each in self.instances(region) if _is_alive(each)],
+            "instances": [
+                each["InstanceId"] for each in self.instances(region) if each["State"]["Name"] != "terminated"
+            ],
             "groups": [each["GroupName"] for each in groups if each["GroupName"] != "default"],
             "key pairs": [each["KeyName"] for each in ec2.describe_key_pairs()["KeyPairs"]],
             "templates": [t["LaunchTemplateName"] for t in ec2.describe_launch_templates()["LaunchTemplates"]],
@@ -593,7 +595,3 @@ def _forget_everything() -> None:
     for service in ("ec2", "iam", "s3", "ssm", "sts"):
         if f"moto.{service}.models" in sys.modules:
             get_backend(cast("Any", service)).reset()
-
-
-def _is_alive(instance: Mapping[str, Any]) -> bool:
-    return instance["State"]["Name"] != "terminated"
