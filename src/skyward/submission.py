@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from skyward.errors import RemoteTraceback
-from skyward.events import SkywardEvent
 from skyward.hidden_frames import from_callers_line
 from skyward.wire.frames import TlsIdentity
+
+if TYPE_CHECKING:
+    from skyward.events import SkywardEvent
 
 __all__ = [
     "OPERATIONS",

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from html import escape
-from typing import Any, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import cloudpickle
@@ -21,15 +20,11 @@ from distributed import Security, Status
 from distributed.core import rpc
 from tornado.ioloop import IOLoop
 
-from skyward import Image
-from skyward.api.pool import ComputePool
+from skyward.api.node_template import start_template
 from skyward.base.exits import at_exit
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
-from skyward.events import Callback
-from skyward.request.accelerators import Accelerator
 from skyward.request.checks import option_names, refuse_unknown
-from skyward.request.request import SpotLike
-from skyward.request.volume import Volume
+from skyward.request.request import parse_request
 from skyward.shipping.project_modules import loaded_by_the_user
 from skyward.submission import ElasticFleet, FleetStatus, SchedulerInfo
 from skyward_dask.clients import NO_DIRECT_ACCESS, scheduler_of, without_token
@@ -49,8 +44,16 @@ from skyward_dask.scaling import (
     worker_count,
 )
 from skyward_dask.security import PoolSecurity
-from skyward_dask.service import DASK
+from skyward_dask.service import with_dask
 from skyward_dask.settings import seconds, setting
+
+if TYPE_CHECKING:
+    from skyward import Image
+    from skyward.api.pool import ComputePool
+    from skyward.events import Callback
+    from skyward.request.accelerators import Accelerator
+    from skyward.request.request import SpotLike
+    from skyward.request.volume import Volume
 
 _logger = logging.getLogger("skyward.dask")
 _ATTEMPT_S = 15.0
@@ -95,6 +98,9 @@ class PoolParams(TypedDict, total=False):
     max_price_per_hour: float | None
 
 
+_OF_NO_MACHINE = ("provider", "display", "on_event")
+"""Those of them that do not concern its machines."""
+
 _ELSEWHERE = {
     "n_workers": "nodes= is the number of machines, concurrency= the number of workers on each",
     "workers": "nodes= is the number of machines, concurrency= the number of workers on each",
@@ -109,14 +115,6 @@ _ELSEWHERE = {
 }
 
 
-class _ConnectedPool(ComputePool):
-    """Pool whose nodes load Dask from the start and reach each other; else it does not open, and no node is added."""
-
-    def __init__(self, **params: Any) -> None:
-        super().__init__(**params)
-        self._request = replace(self._request, one_network=True, service=DASK.module, service_name=DASK.name)
-
-
 def _refuse_other_pool(pool: object, params: Mapping[str, Any]) -> None:
     """Raise :class:`ConfigurationError` unless this is a pool, passed without parameters of another one."""
     if params:
@@ -127,8 +125,13 @@ def _refuse_other_pool(pool: object, params: Mapping[str, Any]) -> None:
         raise ConfigurationError(f"pool must be an open ComputePool, got {type(pool).__name__}")
 
 
-def _make_pool(params: dict[str, Any], cluster: type[object]) -> ComputePool:
+def _make_pool(params: dict[str, Any], cluster: type[object], *, opens_now: bool) -> ComputePool:
     """Return a pool whose nodes load Dask from the start and reach each other; else it does not open.
+
+    Args:
+        params: its parameters.
+        cluster: the class of the cluster, for errors.
+        opens_now: whether its nodes on this machine may be prepared.
 
     Raises:
         ConfigurationError: a parameter is wrong.
@@ -136,12 +139,17 @@ def _make_pool(params: dict[str, Any], cluster: type[object]) -> ComputePool:
     """
     for name in params.keys() & _ELSEWHERE.keys():
         raise TypeError(f"{cluster.__name__} has no option {name!r}: {_ELSEWHERE[name]}")
-    refuse_unknown(cluster.__name__, params, option_names(cluster, ComputePool))
+    refuse_unknown(cluster.__name__, params, [*option_names(cluster), *PoolParams.__annotations__])
     if "provider" not in params:
         raise ConfigurationError(
             "provider is missing: name the source of the machines, such as provider=sky.Local(), or pass a pool"
         )
-    return _ConnectedPool(**params)
+    if opens_now and getattr(params["provider"], "this_machine", False):
+        request = parse_request(**{name: value for name, value in params.items() if name not in _OF_NO_MACHINE})
+        start_template(params["provider"], with_dask(request))
+    from skyward_dask.own_pool import DaskPool  # takes a third as long as Dask: nodes import that meanwhile
+
+    return DaskPool(**params)
 
 
 class NodeAdaptive(Adaptive):
@@ -242,7 +250,7 @@ class SkywardCluster(Cluster):
         params = cast("dict[str, Any]", pool_params)
         if pool is not None:
             _refuse_other_pool(pool, params)
-        self._own_pool = _make_pool(params, type(self)) if pool is None else None
+        self._own_pool = _make_pool(params, type(self), opens_now=not asynchronous) if pool is None else None
         check_parts()
         self._interval_s = seconds("scheduler_sync_interval", scheduler_sync_interval)
         super().__init__(

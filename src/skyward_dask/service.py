@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from distributed.core import rpc
 
 from skyward.base.waiting import wait_until
 from skyward.request.front_ends import FRONT_ENDS
+from skyward.request.request import PoolRequest
 from skyward.submission import ServiceAccess
 from skyward_dask.security import PoolSecurity
 
@@ -44,6 +46,11 @@ class _DaskService:
 
 def _rpc_to(access: ServiceAccess) -> Any:
     return rpc(f"tls://{access.address}", connection_args=PoolSecurity(access.identity).get_connection_args("client"))
+
+
+def with_dask(request: PoolRequest) -> PoolRequest:
+    """Return the request for nodes that load Dask from the start and reach each other."""
+    return replace(request, one_network=True, service=DASK.module, service_name=DASK.name)
 
 
 DASK = _DaskService()

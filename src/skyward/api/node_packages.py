@@ -73,7 +73,7 @@ def with_environment(
 
 
 def _is_satisfied(image: ImageSettings) -> bool:
-    from skyward.environment.local_environment import is_satisfied
+    from skyward.environment.installed import is_satisfied
 
     return is_satisfied(image.pip)
 

@@ -24,6 +24,7 @@ from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.live_views import PoolOutput, serve_snapshots
 from skyward.api.misuse import by_name_only, refuses_operands
 from skyward.api.node_packages import callers_names, with_environment
+from skyward.api.node_template import start_template
 from skyward.api.telemetry import open_telemetry
 from skyward.base.descriptors import raised_descriptor_limit
 from skyward.base.exits import arm, at_exit, disarm, hold, refuse_at_exit, release, uninterrupted, wait_for
@@ -46,7 +47,7 @@ from skyward.providers.base import Provider, checked_provider
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import checked_patterns
 from skyward.request.front_ends import FRONT_ENDS, load_front_end
-from skyward.request.request import PoolRequest, SpotLike, checked_nodes, checked_ranks, parse_request
+from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
 from skyward.request.volume import Volume
 from skyward.scheduling.calls import CallBatch, RemoteFuture
 from skyward.submission import (
@@ -300,8 +301,7 @@ class ComputePool(CallsByFunction):
         hold(_close_all_now)
         stack.callback(release)
         stack.enter_context(raised_descriptor_limit())
-        if self._provider.this_machine:
-            _start_template(self._request)
+        start_template(self._provider, self._request)
         from skyward.scheduling.running_pool import PoolParts
 
         loop = acquire_loop()
@@ -616,16 +616,6 @@ at_exit(_close_all)
 # A write for each line doubles its cost (7 µs). A killed process loses the lines of this time, except those of calls
 # whose results it has.
 _WRITE_EVERY_S: Final = 0.05
-
-
-def _start_template(request: PoolRequest) -> None:
-    """Start what the nodes of a pool on this machine are forked from.
-
-    Its imports take longer than all else of an opening, and another core: so the imports of an open pool come after it.
-    """
-    from skyward.fleet.supervisor_start import start_template_ahead
-
-    start_template_ahead(request)
 
 
 def _keep_output(pool_id: str, bus: EventBus, loop: asyncio.AbstractEventLoop, closing: ExitStack) -> Path | None:

@@ -328,3 +328,27 @@ def _stated_source(text: str) -> _Source:
 
 def _is_project(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+
+
+def is_satisfied(requirements: Sequence[str]) -> bool:
+    """Return True if the running interpreter satisfies every requirement, extras included."""
+    return all(_has(requirement) for requirement in requirements)
+
+
+def _has(text: str, extra: str = "") -> bool:
+    try:
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            return True
+        distribution = importlib.metadata.distribution(requirement.name)
+        fits = not requirement.url and requirement.specifier.contains(distribution.version, prereleases=True)
+        return fits and all(_has_extra(distribution, name) for name in requirement.extras)
+    except (InvalidRequirement, importlib.metadata.PackageNotFoundError):
+        return False
+    except (KeyError, TypeError, ValueError):  # its metadata is damaged
+        return False
+
+
+def _has_extra(distribution: importlib.metadata.Distribution, extra: str) -> bool:
+    of_extra = [text for text in distribution.requires or () if "extra" in text.partition(";")[2]]
+    return all(_has(text, extra) for text in of_extra)

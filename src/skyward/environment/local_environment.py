@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.metadata
 import shutil
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -17,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
-from packaging.requirements import InvalidRequirement, Requirement
 
 from skyward.base.platform import try_lock
 from skyward.base.waiting import wait_until
 from skyward.environment.bootstrap import content_hash
+from skyward.environment.installed import is_satisfied
 from skyward.environment.package_sources import (
     client_uv,
     package_sources,
@@ -76,30 +75,6 @@ async def prepare_environment(
         if not (root / _FINISHED).exists():
             await _run(build)
     return build.python
-
-
-def is_satisfied(requirements: Sequence[str]) -> bool:
-    """Return True if the running interpreter satisfies every requirement, extras included."""
-    return all(_has(requirement) for requirement in requirements)
-
-
-def _has(text: str, extra: str = "") -> bool:
-    try:
-        requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
-            return True
-        distribution = importlib.metadata.distribution(requirement.name)
-        fits = not requirement.url and requirement.specifier.contains(distribution.version, prereleases=True)
-        return fits and all(_has_extra(distribution, name) for name in requirement.extras)
-    except (InvalidRequirement, importlib.metadata.PackageNotFoundError):
-        return False
-    except (KeyError, TypeError, ValueError):  # its metadata is damaged
-        return False
-
-
-def _has_extra(distribution: importlib.metadata.Distribution, extra: str) -> bool:
-    of_extra = [text for text in distribution.requires or () if "extra" in text.partition(";")[2]]
-    return all(_has(text, extra) for text in of_extra)
 
 
 def _key(image: ImageSettings, requirements: Sequence[str]) -> str:

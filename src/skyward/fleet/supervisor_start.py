@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Mapping
 
 from skyward.environment.bootstrap import Environment, persist
-from skyward.environment.local_environment import is_satisfied
 from skyward.errors import BootstrapError, UnreachableError
-from skyward.fleet.template_process import fork_supervisor, start_template
+from skyward.fleet.template_process import added_packages, fork_supervisor
 from skyward.machine.access import Completed, Transport
 from skyward.node.processes import SUPERVISOR_LOG
 from skyward.node.supervisor.start_order import VISIBLE
-from skyward.request.request import PoolRequest
-from skyward.shipping.project_modules import added_package_folders
 from skyward.wire.limits import MIG_START_S
 from skyward.wire.node_config import NodeConfig, NodeReady
 
 _START_TIMEOUT_S = 60.0
 _END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"
-
-
-def start_template_ahead(request: PoolRequest) -> None:
-    """Start what the supervisors of a pool on this machine are forked from, while the pool opens. Blocks briefly."""
-    if is_satisfied(request.image.pip):  # else its nodes have another interpreter
-        start_template(request, _added_packages({}))
-
-
-def _added_packages(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with which a node on this machine finds the packages that this program finds."""
-    added = added_package_folders()
-    given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH") or ""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (given, *added)))} if added else {}
 
 
 async def start_supervisor(
@@ -52,7 +34,7 @@ async def start_supervisor(
     path = f"{config.workdir}/node.json"
     env = {**environment.env, "SKYWARD_INSTANCE": config.instance_id}
     if on_this_machine and not environment.isolated:
-        env |= _added_packages(env)
+        env |= added_packages(env)
     limit_s = _START_TIMEOUT_S + (MIG_START_S if config.mig else 0.0)
     tried = False
 

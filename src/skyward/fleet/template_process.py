@@ -22,6 +22,7 @@ import psutil
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.exits import at_exit
 from skyward.base.platform import process_limits, run_in_forks
+from skyward.environment.installed import is_satisfied
 from skyward.node.plan import HASH_SEED, cpu_count, node_cpu_count, share_of, thread_variables
 from skyward.node.supervisor.forking import Fork, fork_from
 from skyward.node.supervisor.start_order import (
@@ -34,6 +35,7 @@ from skyward.node.supervisor.start_order import (
 )
 from skyward.request.request import PoolRequest
 from skyward.request.volume import GrantedVolume
+from skyward.shipping.project_modules import added_package_folders
 from skyward.wire.node_config import NodeConfig
 
 log = logging.getLogger("skyward.fleet.template_process")
@@ -232,12 +234,24 @@ class _Templates:
 _templates = _Templates()
 
 
-def start_template(request: PoolRequest, variables: Mapping[str, str]) -> None:
-    """Start the process that a pool's nodes will be forked from, ahead of :func:`fork_supervisor`. Blocks briefly."""
+def start_template(request: PoolRequest) -> None:
+    """Start the process that a pool's nodes will be forked from, ahead of :func:`fork_supervisor`. Blocks briefly.
+
+    Nothing is started where its nodes have another interpreter.
+    """
+    if not is_satisfied(request.image.pip):
+        return
     cores = share_of(cpu_count(), sharers=request.nodes, least=request.wish.cpu or 0)
     threads = thread_variables(request.env, workers=request.workers_per_node, cpu_count=cores)
     with suppress(OSError):  # it is met again when the node is ordered
-        _templates.find(_program_variables(variables) | threads, node_programs(request.service))
+        _templates.find(_program_variables(added_packages({})) | threads, node_programs(request.service))
+
+
+def added_packages(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable with which a node on this machine finds the packages that this program finds."""
+    added = added_package_folders()
+    given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH") or ""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (given, *added)))} if added else {}
 
 
 def _program_variables(variables: Mapping[str, str]) -> dict[str, str]:

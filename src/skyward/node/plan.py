@@ -16,14 +16,17 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from skyward.base.platform import SHARED_MEMORY, ephemeral_ports, usable_cores
 from skyward.node.cgroups import find_cpu_limit, find_memory_cgroup
 from skyward.node.gpu.driver import Device
-from skyward.wire.control import Start
 from skyward.wire.node_config import NodeConfig, NodeReady, WorkerPlace
+
+if TYPE_CHECKING:
+    from skyward.wire.control import Start
 
 _BLOB_SHARE = 4
 _CALL_PORTS = 32

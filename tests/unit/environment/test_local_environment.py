@@ -15,7 +15,8 @@ from uv import find_uv_bin
 
 from skyward.environment import local_environment
 from skyward.environment.image import Image
-from skyward.environment.local_environment import is_satisfied, prepare_environment
+from skyward.environment.installed import is_satisfied
+from skyward.environment.local_environment import prepare_environment
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport

@@ -32,7 +32,6 @@ from skyward.base.platform import wait_for_end
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_all_but, end_all, exit_reason, fits_arguments, name_process, show_arguments
 from skyward.node.supervisor.start_order import PROGRAM
-from skyward.wire.control import from_frame
 
 log = logging.getLogger("skyward.node.supervisor.forking")
 
@@ -84,6 +83,8 @@ class Fork:
 
     async def reports(self) -> AsyncGenerator[Any]:
         """Yield its reports to its end: messages of the control connection, and texts."""
+        from skyward.wire.control import from_frame  # a client forks supervisors before it has need of messages
+
         async for line in self.lines:
             report: Any = json.loads(line)
             if isinstance(report, int):
