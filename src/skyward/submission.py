@@ -337,13 +337,24 @@ class NodeService(Protocol):
         """
         ...
 
-    async def drain(self, access: ServiceAccess, workers: Sequence[str], *, comes_back: bool) -> None:
+    async def drain(self, access: ServiceAccess, workers: Sequence[str]) -> None:
         """Move what the service keeps in workers that leave. Called on the pool's event loop.
 
         Args:
             access: access to the service's process.
             workers: names of the workers.
-            comes_back: true if their node is replaced: others with the same names will join.
+
+        Raises:
+            OSError: that was not possible.
+        """
+        ...
+
+    async def forget(self, access: ServiceAccess, workers: Sequence[str]) -> None:
+        """Wait for these workers no longer: no other will take their names. Called on the pool's event loop.
+
+        Args:
+            access: access to the service's process.
+            workers: names of workers whose node left, or was lost and is not replaced.
 
         Raises:
             OSError: that was not possible.

@@ -28,6 +28,7 @@ _HOMES = {
     "check_versions": "skyward_dask.clients",
     # For ComputePool, by the table of front-ends.
     "client_of": "skyward_dask.clients",
+    "close_client": "skyward_dask.clients",
     "scheduler_of": "skyward_dask.clients",
 }
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 from weakref import WeakValueDictionary, ref
 
 import dask.config
 from distributed import Client, Security
+from tornado.ioloop import IOLoop
 
 from skyward.errors import ConfigurationError
 from skyward.shipping.project_modules import SentSources
@@ -27,6 +29,7 @@ NO_DIRECT_ACCESS = (
     "Leave it out: data then comes through the scheduler"
 )
 _LOADER = "distributed.client.security-loader"
+_CLOSE_S = 5.0
 _by_address: WeakValueDictionary[str, PoolSecurity] = WeakValueDictionary()
 
 
@@ -57,6 +60,18 @@ def client_of(pool: ElasticFleet, options: dict[str, Any]) -> Client:
     """
     scheduler = scheduler_of(pool)
     return Client(scheduler.address, security=scheduler.security, **options)
+
+
+def close_client(client: ref[Client]) -> None:
+    """Close a client whose pool closes, unless its user has: it would log that it has lost the scheduler."""
+    pools = client()
+    if pools is None or pools.status == "closed":
+        return
+    with suppress(Exception):
+        if pools.asynchronous:  # perhaps on its event loop, which must not wait
+            cast("IOLoop", pools.loop).add_callback(pools.close)
+        else:
+            pools.close(timeout=_CLOSE_S)
 
 
 class _PoolClient:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -272,6 +273,7 @@ class SkywardCluster(Cluster):
         self._link = ""
         self._finding_link: asyncio.Task[str] | None = None
         _clusters.add(self)
+        _close_clusters_at_exit()  # not on import: pools, which are closed after them, have to be registered before
         if not asynchronous:
             self._start_here()
 
@@ -847,4 +849,6 @@ def close_clusters() -> None:
                 cluster.close(timeout=_AT_EXIT_S)
 
 
-at_exit(close_clusters)
+@cache
+def _close_clusters_at_exit() -> None:
+    at_exit(close_clusters)

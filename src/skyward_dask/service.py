@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from distributed.core import rpc
 
@@ -15,9 +14,6 @@ from skyward.request.front_ends import FRONT_ENDS
 from skyward.request.request import PoolRequest
 from skyward.submission import ServiceAccess
 from skyward_dask.security import PoolSecurity
-
-LEAVES: Final = "skyward-leaves"
-"""What the scheduler's record of a retirement begins with if no other worker takes the name."""
 
 
 class _DaskService:
@@ -37,11 +33,15 @@ class _DaskService:
         async with _rpc_to(access) as scheduler:
             await wait_until(probe, deadline_s=math.inf, interval_s=0.01, what="Dask's workers")
 
-    async def drain(self, access: ServiceAccess, workers: Sequence[str], *, comes_back: bool) -> None:
+    async def drain(self, access: ServiceAccess, workers: Sequence[str]) -> None:
         """See :class:`~skyward.submission.NodeService`."""
-        stimulus = None if comes_back else f"{LEAVES}-{time.time()}"
         async with _rpc_to(access) as scheduler:
-            await scheduler.retire_workers(names=list(workers), close_workers=False, remove=True, stimulus_id=stimulus)
+            await scheduler.retire_workers(names=list(workers), close_workers=False, remove=True)
+
+    async def forget(self, access: ServiceAccess, workers: Sequence[str]) -> None:
+        """See :class:`~skyward.submission.NodeService`."""
+        async with _rpc_to(access) as scheduler:
+            await scheduler.skyward_forget(workers=list(workers))
 
 
 def _rpc_to(access: ServiceAccess) -> Any:

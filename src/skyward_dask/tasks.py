@@ -17,7 +17,6 @@ from distributed import Scheduler, SchedulerPlugin
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
 from skyward.events import Progress
-from skyward_dask.service import LEAVES
 
 log = logging.getLogger("skyward.dask")
 
@@ -266,18 +265,21 @@ def _listed(names: Iterable[str]) -> str:
 
 def fail_unrunnable(scheduler: Scheduler, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """Make tasks fail a few seconds after they required a worker that the pool does not have and will not get back."""
-    scheduler.add_plugin(_Unrunnable(scheduler, clock), name="skyward-unrunnable")
+    plugin = _Unrunnable(scheduler, clock)
+    scheduler.handlers["skyward_forget"] = plugin.forget
+    scheduler.add_plugin(plugin, name="skyward-unrunnable")
 
 
 class _Unrunnable(_TaskWatch):
     """Watches tasks that wait for a worker, while there are any.
 
-    A worker that is away counts with what it had: it restarts, or another takes its place. Not so if its node left.
+    A worker that is away counts with what it had, until it is to be forgotten: it restarts, or another takes its place.
     """
 
     def __init__(self, scheduler: Any, clock: Clock) -> None:
         super().__init__(scheduler, clock)
         self._offers: dict[str, WorkerOffer] = {}
+        self._forgotten: set[str] = set()
         self._since: dict[Any, float] = {}
 
     def has_work(self) -> bool:
@@ -287,12 +289,12 @@ class _Unrunnable(_TaskWatch):
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         del scheduler
+        self._forgotten.discard(self._scheduler.workers[worker].name)
         self._note(self._scheduler.workers[worker])
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
-        del scheduler, kwargs
-        if stimulus_id.startswith(LEAVES):
-            self._offers = {name: offer for name, offer in self._offers.items() if offer.address != worker}
+    async def forget(self, workers: Collection[str]) -> None:
+        """Let tasks wait for these workers no longer, unless others take their names."""
+        self._forgotten.update(workers)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         del key, start, args, kwargs
@@ -303,6 +305,10 @@ class _Unrunnable(_TaskWatch):
         for worker in self._scheduler.workers.values():
             self._note(worker)
         self._fail_all()
+
+    def _offered(self) -> list[WorkerOffer]:
+        here = {worker.name for worker in self._scheduler.workers.values()}
+        return [offer for name, offer in self._offers.items() if name in here or name not in self._forgotten]
 
     def _note(self, worker: Any) -> None:
         self._offers[worker.name] = WorkerOffer(
@@ -321,7 +327,7 @@ class _Unrunnable(_TaskWatch):
 
     def _fail(self, task: Any) -> None:
         places = {*(task.worker_restrictions or ()), *(task.host_restrictions or ())}
-        reason = unmet_demand(task.resource_restrictions or {}, places, self._offers.values())
+        reason = unmet_demand(task.resource_restrictions or {}, places, self._offered())
         if not reason or task not in self._scheduler.unrunnable:
             return
         log.info("task %s fails: %s", task.key, reason)

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from weakref import ref
 
 from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
@@ -470,7 +471,7 @@ class ComputePool(CallsByFunction):
         return load_front_end("dask", "a Dask client of a pool").scheduler_of(self)
 
     def dask_client(self, **options: Any) -> Any:
-        """Return a Dask client of this pool; close it before the pool.
+        """Return a Dask client of this pool, which closes it at the latest.
 
         Args:
             **options: options of :class:`distributed.Client`, such as ``set_as_default`` or ``asynchronous``.
@@ -480,7 +481,10 @@ class ComputePool(CallsByFunction):
                 ``direct_to_workers`` is set although workers cannot be reached.
             PoolStateError: the pool is not open, or its head node is being replaced.
         """
-        return load_front_end("dask", "a Dask client of a pool").client_of(self, options)
+        dask = load_front_end("dask", "a Dask client of a pool")
+        client = dask.client_of(self, options)
+        self._closing.callback(dask.close_client, ref(client))
+        return client
 
     def service(self, service: NodeService) -> ServiceAccess:
         """See :meth:`skyward.submission.ElasticFleet.service`."""

@@ -566,6 +566,7 @@ class Scheduler:
             self._take_places(workers)
             for worker_id in workers:
                 self._perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
+            self._spawn(self._services.forget(worker_names(rank, self._workers_per_node)))
 
     async def drain(self, rank: int) -> None:
         """Wait until the workers of a retired node have nothing left to do, and services have moved their data."""
@@ -576,7 +577,7 @@ class Scheduler:
 
         await self._wait(is_idle, f"the calls on node {rank} to end")
         names = worker_names(rank, self._workers_per_node)
-        await self._services.drain(rank, names, comes_back=rank in self._leaving)
+        await self._services.drain(rank, names)
 
     def separation(self) -> str:
         """Return which attached nodes reach each other if not all of them do; else empty. Thread-safe."""

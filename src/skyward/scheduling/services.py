@@ -6,6 +6,7 @@ import asyncio
 import logging
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -23,6 +24,7 @@ _START_S = 120.0
 _FAILED_STARTS = 3
 _JOIN_S = 30.0  # a worker that is restarting joins later
 _DRAIN_S = 300.0  # the service moves the node's data meanwhile; after this it is computed again instead
+_FORGET_S = 30.0
 _logger = logging.getLogger("skyward")
 
 
@@ -118,12 +120,12 @@ class Services:
             for other in self._nodes.started_nodes() if node is head else (node,):
                 other.run_service(name=name, module=module, address=head.ready.service)
 
-    async def drain(self, rank: int, workers: Sequence[str], *, comes_back: bool = False) -> None:
+    async def drain(self, rank: int, workers: Sequence[str]) -> None:
         """Have the services move what they keep on a node that leaves, or is about to be replaced."""
         for service in list(self._used.values()):
             try:
                 async with asyncio.timeout(_DRAIN_S):
-                    await service.drain(await self.use(service), workers, comes_back=comes_back)
+                    await service.drain(await self.use(service), workers)
             except (OSError, PoolStateError) as error:
                 _logger.warning(
                     "%s's data on node %d could not be moved and is computed again: %s",
@@ -131,6 +133,13 @@ class Services:
                     rank,
                     error,
                 )
+
+    async def forget(self, workers: Sequence[str]) -> None:
+        """Tell the services that these workers are gone for good."""
+        for service in list(self._used.values()):
+            with suppress(OSError, PoolStateError):  # the next process of the service knows none of them
+                async with asyncio.timeout(_FORGET_S):
+                    await service.forget(await self.use(service), workers)
 
     def handle(self, node: Node, message: object) -> None:
         """Note what a node says about services; ignore other messages."""

@@ -119,7 +119,7 @@ def hold_until(path):
         time.sleep(0.01)
 
 
-def test_tasks_belong_to_no_call_and_what_they_print_arrives():
+def test_tasks_belong_to_no_call_and_what_they_print_arrives(capfd):
     lines: list[tuple[int, str]] = []
     with sky.ComputePool(provider=sky.Local(), nodes=1, display="quiet") as pool:
         pool.on(sky.LogLine, lambda event: lines.append((event.node, event.line)))
@@ -128,7 +128,9 @@ def test_tasks_belong_to_no_call_and_what_they_print_arrives():
             assert client.gather(client.map(announce, range(3))) == [([1, 2, 3, 4], False)] * 3
             assert not held[0].done()
             until(lambda: len(lines) == 3)
+        left_open = pool.dask_client(set_as_default=False)
     assert sorted(lines) == [(0, "task 0"), (0, "task 1"), (0, "task 2")]
+    assert (left_open.status, capfd.readouterr().err) == ("closed", "")
 
 
 class TestBorrowed:

@@ -25,15 +25,20 @@ class Service:
     distributions = ("cloudpickle",)
 
     def __init__(self) -> None:
-        self.drained: list[tuple[tuple[str, ...], bool]] = []
+        self.drained: list[tuple[str, ...]] = []
+        self.forgotten: list[tuple[str, ...]] = []
         self.joined: list[tuple[str, ...]] = []
 
     async def wait_joined(self, access: Any, workers: Any) -> None:
         self.joined.append(tuple(workers))
 
-    async def drain(self, access: Any, workers: Any, *, comes_back: bool) -> None:
+    async def drain(self, access: Any, workers: Any) -> None:
         assert access.address == "127.0.0.1:7000"
-        self.drained.append((tuple(workers), comes_back))
+        self.drained.append(tuple(workers))
+
+    async def forget(self, access: Any, workers: Any) -> None:
+        assert access.address == "127.0.0.1:7000"
+        self.forgotten.append(tuple(workers))
 
 
 class Node:
@@ -130,14 +135,19 @@ async def test_nodes_that_do_not_reach_each_other_are_refused(nodes: Nodes, even
         await services_on(nodes, events).use(Service())
 
 
-async def test_only_services_in_use_are_emptied(nodes: Nodes, events: Any) -> None:
+async def test_only_services_in_use_are_emptied_and_told_who_is_gone(nodes: Nodes, events: Any) -> None:
     services, service = services_on(nodes, events, opened_with=("dask", "its.module")), Service()
     await services.drain(1, ["node1-worker0"])
+    await services.forget(["node1-worker0"])
     services.handle(nodes.nodes[0], ServiceRunning(name="dask", address="10.0.0.0:7000"))
     await services.use(service)
-    await services.drain(1, ["node1-worker0"], comes_back=True)
     await services.drain(1, ["node1-worker0"])
-    assert service.drained == [(("node1-worker0",), True), (("node1-worker0",), False)]
+    await services.forget(["node1-worker0"])
+    assert service.drained == service.forgotten == [("node1-worker0",)]
+
+    nodes.nodes = [nodes.nodes[1]]
+    await services.forget(["node1-worker0"])  # without a head there is nothing to tell
+    assert len(service.forgotten) == 1
 
 
 def test_a_service_that_ends_takes_its_work_along(nodes: Nodes, events: list[SkywardEvent]) -> None:
