@@ -481,9 +481,7 @@ class LocalEC2:
         ec2 = self.client("ec2", region)
         groups, instances = ec2.describe_security_groups()["SecurityGroups"], self.instances(region)
         found = {
-            "instances": [
-                each["InstanceId"] for each in self.instances(region) if each["State"]["Name"] != "terminated"
-            ],
+            "instances": [each["InstanceId"] for each in instances if each["State"]["Name"] != "terminated"],
             "groups": [each["GroupName"] for each in groups if each["GroupName"] != "default"],
             "key pairs": [each["KeyName"] for each in ec2.describe_key_pairs()["KeyPairs"]],
             "templates": [t["LaunchTemplateName"] for t in ec2.describe_launch_templates()["LaunchTemplates"]],
