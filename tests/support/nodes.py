@@ -14,7 +14,7 @@ from skyward.providers.base import Instance, InstanceState, Offer
 from skyward.request.image import ImageSettings
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider
-from skyward.wire.control import Start
+from skyward.wire.control import Message, Start
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.node_config import NodeConfig, NodeReady
 from support.faults import NO_FAULT, Fault, suffer
@@ -188,6 +188,10 @@ class FakeNode(Node):
     async def stop(self, timeout_s: float) -> None:
         """See :meth:`Node.stop`."""
         await self._enter("stop")
+
+    def hear(self, message: Message) -> None:
+        """Its supervisor says something."""
+        self._receive(message)
 
     async def _enter(self, phase: Phase) -> None:
         self.log.append(phase)

@@ -34,7 +34,7 @@ from skyward.events import (
     SkywardEvent,
 )
 from skyward.ledger.ledger import Ledger
-from skyward.providers.base import InstanceState, Offer
+from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider
 from skyward.wire.node_config import NodeConfig
@@ -127,12 +127,7 @@ def test_a_node_is_configured_as_the_pool_asks(stage: Stage) -> None:
 
 
 def test_events_tell_the_story_in_order(stage: Stage) -> None:
-    async def scenario() -> None:
-        fleet = stage.fleet(nodes=1)
-        await fleet.start()
-        await fleet.stop()
-
-    run(scenario)
+    asyncio.run(stage.open_and_close(nodes=1))
     assert stage.kinds() == [
         InfraCreating,
         InfraCreated,
@@ -289,16 +284,6 @@ def test_half_a_launch_is_ended_and_blamed_on_the_provider(stage: Stage) -> None
     assert [entry.instance_id for entry in stage.ledger.open_entries()] == [None, None]
 
 
-def test_an_offer_that_is_not_to_be_had_is_followed_by_the_next(stage: Stage) -> None:
-    offers = [Offer(spec=InstanceSpec(name=name, cpu=2, memory_gib=4), price_per_hour=1.0) for name in ("a", "b")]
-    stage.provider = FakeProvider(offers)
-    stage.provider.sold_out = {offers[0]}
-    run(stage.fleet().start)
-
-    assert {each.offer.spec.name for each in stage.provider.instances.values()} == {"b"}
-    assert len(stage.ledger.open_entries()) == 4
-
-
 def test_when_every_offer_is_refused_the_error_names_them(stage: Stage) -> None:
     stage.provider.fail("create", CapacityError("sold out"), times=4)
 
@@ -319,37 +304,10 @@ def test_a_refusal_of_ones_own_hosts_names_no_market(stage: Stage, *, market: bo
     assert ("another accelerator" in str(caught.value)) is market
 
 
-def test_a_pending_machine_is_waited_for(stage: Stage) -> None:
-    stage.provider.pending_looks = 3
-    run(stage.fleet().start)
-
-    assert stage.clock.slept_s
-    assert stage.kinds().count(InstanceProvisioned) == 4
-
-
-def test_a_machine_that_fails_while_pending_is_not_polled_for_ever(stage: Stage) -> None:
-    class Dying(FakeProvider):
-        async def launch(self, *args: Any) -> Any:
-            made = await super().launch(*args)
-            self.set_state(made[-1].id, InstanceState.FAILED)
-            return made
-
-    stage.provider = Dying(pending_looks=10_000)
-    with pytest.raises(CapacityError, match=r"\(1\) machine fake-0 .* did not run: it is failed.*\(3\)"):
-        run(stage.fleet(nodes=1).start)
-
-    assert stage.provider.alive == []
-
-
 def test_terminating_is_repeated_until_it_works(stage: Stage) -> None:
     stage.provider.fail("terminate", RateLimitError("500"), times=3)
 
-    async def scenario() -> None:
-        fleet = stage.fleet()
-        await fleet.start()
-        await fleet.stop()
-
-    run(scenario)
+    asyncio.run(stage.open_and_close())
     assert stage.provider.alive == []
     assert stage.ledger.open_entries() == ()
 
@@ -371,13 +329,8 @@ def test_machines_that_cannot_be_ended_are_named_and_stay_in_the_ledger(stage: S
 def test_machines_that_ended_are_closed_even_if_others_did_not(stage: Stage) -> None:
     stage.provider.fail("terminate", TerminationError("one is left", instance_ids=["fake-1"]), times=99)
 
-    async def scenario() -> None:
-        fleet = stage.fleet()
-        await fleet.start()
-        with pytest.raises(TerminationError):
-            await fleet.stop()
-
-    run(scenario)
+    with pytest.raises(TerminationError):
+        asyncio.run(stage.open_and_close())
     assert [entry.instance_id for entry in stage.ledger.open_entries()] == ["fake-1"]
 
 
@@ -398,25 +351,15 @@ def test_a_provider_that_only_claims_to_have_terminated_is_not_believed(stage: S
 
     stage.provider = Lying()
 
-    async def scenario() -> None:
-        fleet = stage.fleet()
-        await fleet.start()
-        with pytest.raises(TerminationError):
-            await fleet.stop()
-
-    run(scenario)
+    with pytest.raises(TerminationError):
+        asyncio.run(stage.open_and_close())
     assert stage.provider.calls.count("terminate") == 6
 
 
 def test_a_supervisor_that_does_not_stop_is_terminated_with_its_machine(stage: Stage) -> None:
     stage.nodes.fail(1, "stop", UnreachableError("silent"))
 
-    async def scenario() -> None:
-        fleet = stage.fleet()
-        await fleet.start()
-        await fleet.stop()
-
-    run(scenario)
+    asyncio.run(stage.open_and_close())
     assert stage.provider.alive == []
 
 
@@ -430,19 +373,6 @@ def test_errors_of_several_nodes_are_one_error_with_notes(stage: Stage) -> None:
     assert raised.value.__notes__ == ["at the same time: BootstrapError: node 2"]
 
 
-def test_cost_runs_from_launch_to_confirmed_end(stage: Stage) -> None:
-    async def scenario() -> None:
-        fleet = stage.fleet(nodes=2)
-        await fleet.start()
-        stage.clock.advance(1800)
-        assert fleet.cost(stage.clock.monotonic()).update().accumulated_cost == 1.0
-        await fleet.stop()
-        stage.clock.advance(1800)
-        assert fleet.cost(stage.clock.monotonic()).final().total_cost == 1.0
-
-    run(scenario)
-
-
 def test_a_node_that_cannot_join_is_an_error_while_another_still_waits_to(stage: Stage) -> None:
     stage.nodes.fail(3, "join", UnreachableError("gone"))
     stage.nodes.hang(2, "start")
@@ -452,12 +382,7 @@ def test_a_node_that_cannot_join_is_an_error_while_another_still_waits_to(stage:
 
 
 def test_launch_says_where_on_which_market_for_how_much_and_with_what_room(stage: Stage) -> None:
-    async def scenario() -> None:
-        fleet = stage.fleet(cpu=1, memory="1GB", concurrency=2)
-        await fleet.start()
-        await fleet.stop()
-
-    run(scenario)
+    asyncio.run(stage.open_and_close(cpu=1, memory="1GB", concurrency=2))
     offer = next(iter(stage.provider.instances.values())).offer
     (launching,) = [event for event in stage.events if isinstance(event, InstanceLaunching)]
     assert (launching.count, launching.workers_per_node) == (4, 2)

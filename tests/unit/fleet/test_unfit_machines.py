@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,13 @@ import pytest
 
 from skyward.errors import AuthenticationError, BootstrapError, CapacityError, HostKeyError, UnreachableError
 from skyward.events import InstancePreempted, Notice
-from skyward.fleet.node import Node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider, Fate
-from skyward.wire.control import Ending, Preempting
+from skyward.wire.control import Preempting
 from support.clock import FakeClock
-from support.fleets import FleetStage, StagedFleet
+from support.fleets import FleetStage, StagedFleet, until
 from support.nodes import FakeNode
 
 OFFER = Offer(
@@ -85,17 +83,6 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(ledger=Ledger(tmp_path / "ledger.db"))
 
 
-async def started_and_stopped(stage: Stage, **request: Any) -> list[str]:
-    """Ids of the machines that became nodes."""
-    fleet = stage.fleet(**request)
-    await fleet.start()
-    ids = [node.instance.id for node in fleet.nodes]
-    await fleet.stop()
-    assert stage.provider.alive == []
-    assert stage.ledger.open_entries() == ()
-    return ids
-
-
 @pytest.mark.parametrize(
     ("fate", "says"),
     [
@@ -107,7 +94,7 @@ async def started_and_stopped(stage: Stage, **request: Any) -> list[str]:
 async def test_another_machine_is_bought_while_the_pool_opens(stage: Stage, fate: Fate, says: str) -> None:
     stage.provider.by_number[1] = fate
 
-    assert await started_and_stopped(stage) == ["fake-0", "fake-2"]
+    assert await stage.open_and_close() == ["fake-0", "fake-2"]
     (notice,) = stage.notices()
     head, _, tail = says.partition(".*")
     assert notice.startswith(f"machine fake-1 (big, here, host host-1) {head}")
@@ -128,7 +115,7 @@ async def test_the_bad_machine_is_ended_before_the_next_is_bought(stage: Stage) 
     stage.sell(Slow(stage.clock))
     stage.be_small(1, 2)
 
-    assert await started_and_stopped(stage) == ["fake-0", "fake-3"]
+    assert await stage.open_and_close() == ["fake-0", "fake-3"]
     assert stage.provider.alive_at_order == [0, 1, 1]
     assert [len(order.avoid) for order in stage.provider.orders] == [0, 1, 2]
 
@@ -137,7 +124,7 @@ async def test_three_unfit_machines_end_the_opening_and_the_error_lists_them(sta
     stage.be_small(1, 2, 3)
 
     with pytest.raises(CapacityError, match=r"node 1 has no sound machine.*\(1\) machine fake-1.*\(3\)") as raised:
-        await started_and_stopped(stage)
+        await stage.open_and_close()
 
     assert [attempt.split()[1] for attempt in raised.value.attempts] == ["fake-1", "fake-2", "fake-3"]
     assert len(stage.provider.instances) == 4
@@ -161,7 +148,7 @@ async def test_a_refusal_to_sell_the_next_names_what_was_bought_before(stage: St
 
     stage.provider.launch = launch_and_sell_out  # type: ignore[method-assign]
     with pytest.raises(CapacityError, match="sold out") as raised:
-        await started_and_stopped(stage)
+        await stage.open_and_close()
     assert any("before that: machine fake-1" in note for note in raised.value.__notes__)
 
 
@@ -177,7 +164,7 @@ async def test_what_is_not_the_machines_fault_buys_no_other(
     stage.nodes.fail(1, "prepare", error)
 
     with pytest.raises(type(error)):
-        await started_and_stopped(stage)
+        await stage.open_and_close()
     assert len(stage.provider.instances) == 2
 
 
@@ -185,7 +172,7 @@ async def test_a_machine_that_does_not_answer_is_unfit(stage: Stage) -> None:
     stage.nodes.fail(1, "reach", UnreachableError("connection refused"))
 
     with pytest.raises(CapacityError, match=r"machine fake-3 .* did not answer \(connection refused\)"):
-        await started_and_stopped(stage)
+        await stage.open_and_close()
     assert len(stage.provider.instances) == 4
 
 
@@ -198,7 +185,7 @@ async def test_a_refused_login_and_a_wrong_host_key_are_the_fault_of_a_machine_m
     stage.nodes.fail(1, "reach", kind("who are you?"))
 
     with pytest.raises(CapacityError if fresh else AuthenticationError, match="who are you"):
-        await started_and_stopped(stage)
+        await stage.open_and_close()
     assert len(stage.provider.instances) == bought
 
 
@@ -243,7 +230,7 @@ async def test_preempted_machines_do_not_count(stage: Stage) -> None:
     stage.provider.preempts.update(taken)
     stage.provider.by_number |= dict.fromkeys(taken, Fate(pending_s=0.1, becomes=InstanceState.GONE))
 
-    assert await started_and_stopped(stage) == ["fake-0", "fake-5"]
+    assert await stage.open_and_close() == ["fake-0", "fake-5"]
     assert [event for event in stage.events if isinstance(event, InstancePreempted)] == [
         InstancePreempted(f"fake-{each}", 1, 0.0) for each in taken
     ]
@@ -256,7 +243,7 @@ async def test_preempted_machines_are_not_bought_for_ever(stage: Stage) -> None:
     stage.provider.by_number |= dict.fromkeys(range(1, 99), Fate(pending_s=0.1, becomes=InstanceState.GONE))
 
     with pytest.raises(CapacityError, match="after 10"):
-        await started_and_stopped(stage)
+        await stage.open_and_close()
 
 
 class Stubborn(Seller):
@@ -306,105 +293,60 @@ async def test_a_bad_machine_that_does_not_end_keeps_nobody_waiting_when_its_ran
 # --- later ------------------------------------------------------------------------------------------------------------
 
 
-class Engine:
-    """Works with the nodes, and may refuse the first of some ranks."""
-
-    def __init__(self) -> None:
-        self.attached: list[str] = []
-        self.fails: dict[str, Callable[[], Exception]] = {}
-
-    def expect(self, ranks: Any) -> None: ...
-
-    def retire(self, ranks: Any, *, comes_back: bool = False) -> None: ...
-
-    async def attach(self, node: Node) -> None:
-        if node.instance.id in self.fails:
-            error = self.fails[node.instance.id]()
-            raise error
-        self.attached.append(node.instance.id)
-
-    async def drain(self, rank: int) -> None: ...
-
-    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None: ...
-
-
-@asynccontextmanager
-async def kept(stage: Stage, engine: Engine | None = None) -> AsyncGenerator[StagedFleet]:
-    fleet = stage.fleet()
-    try:
-        await fleet.start(engine or Engine())
-        yield fleet
-    finally:
-        await fleet.stop()
-    assert stage.provider.alive == []
-    assert stage.ledger.open_entries() == ()
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_true():  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.001)
-
-
 async def test_a_replacement_that_is_unfit_is_exchanged_without_an_attempt_of_the_upkeep(stage: Stage) -> None:
-    engine = Engine()
-    async with kept(stage, engine):
+    engine = stage.engine
+    async with stage.kept():
         stage.be_small(2, 3)
-        stage.nodes.opened[1]._receive(Ending(reason="struck by lightning", timed_out=False))
+        stage.lose(1)
         await until(lambda: len(engine.attached) == 3)
-        assert engine.attached[-1] == "fake-4"
+        assert engine.attached[-1].instance.id == "fake-4"
         assert [pause for pause in stage.clock.slept_s if pause > 1] == []
 
 
 async def test_unfit_machines_are_counted_anew_for_each_replacement(stage: Stage) -> None:
-    engine = Engine()
-    async with kept(stage, engine):
+    engine = stage.engine
+    async with stage.kept():
         stage.be_small(2, 3, 5, 6)
         for nodes, sound in (3, "fake-4"), (4, "fake-7"):
-            stage.nodes.opened[-1 if nodes > 3 else 1]._receive(Ending(reason="struck by lightning", timed_out=False))
+            stage.lose(1)
             await until(lambda nodes=nodes: len(engine.attached) == nodes)  # type: ignore[misc]
-            assert engine.attached[-1] == sound
+            assert engine.attached[-1].instance.id == sound
 
 
 async def test_a_rank_is_given_up_after_three_unfit_machines(stage: Stage) -> None:
-    async with kept(stage) as fleet:
+    async with stage.kept() as fleet:
         stage.be_small(*range(2, 99))
-        stage.nodes.opened[1]._receive(Ending(reason="struck by lightning", timed_out=False))
+        stage.lose(1)
         await until(lambda: fleet.wanted == {0})
         assert len(stage.provider.instances) == 2 + 3
 
 
 async def test_added_nodes_are_exchanged_too(stage: Stage) -> None:
-    async with kept(stage) as fleet:
+    async with stage.kept() as fleet:
         stage.be_small(2)
         await fleet.scale(3, ())
         assert [each.instance.id for each in fleet.nodes] == ["fake-0", "fake-1", "fake-3"]
 
 
 async def test_a_node_whose_machine_is_gone_before_its_workers_answer_is_exchanged(stage: Stage) -> None:
-    engine = Engine()
-
     def vanish() -> Exception:
         stage.provider.set_state("fake-1", InstanceState.GONE)
         return BootstrapError("worker 0 did not answer", node=1, step="server")
 
-    engine.fails["fake-1"] = vanish
-    async with kept(stage, engine):
-        assert sorted(engine.attached) == ["fake-0", "fake-2"]
+    stage.engine.refuses[1] = vanish
+    assert await stage.open_and_close() == ["fake-0", "fake-2"]
 
 
 async def test_workers_that_do_not_answer_on_a_machine_that_runs_are_not_its_fault(stage: Stage) -> None:
-    engine = Engine()
-    engine.fails["fake-1"] = lambda: BootstrapError("worker 0 did not answer", node=1, step="server")
+    stage.engine.refuses[1] = lambda: BootstrapError("worker 0 did not answer", node=1, step="server")
     with pytest.raises(BootstrapError):
-        async with kept(stage, engine):
-            pass
+        await stage.open_and_close()
     assert len(stage.provider.instances) == 2
 
 
 async def test_a_spare_that_is_unfit_is_exchanged_before_it_is_needed(stage: Stage) -> None:
-    engine = Engine()
-    async with kept(stage, engine) as fleet:
+    engine = stage.engine
+    async with stage.kept() as fleet:
         stage.be_small(2)
         stage.nodes.opened[1]._receive(Preempting(seconds_left=120))
         await until(lambda: len(engine.attached) == 3)

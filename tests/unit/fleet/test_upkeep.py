@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,69 +19,17 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.events import Error
-from skyward.fleet.node import Node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
-from skyward.wire.control import Ending
-from support.fleets import FleetStage, StagedFleet
+from support.fleets import FleetStage, StagedFleet, until
 
 
-@dataclass
-class Engine:
-    """Who works with the nodes, and writes down what it is told."""
-
-    log: list[tuple[Any, ...]] = field(default_factory=list)
-    busy: dict[int, asyncio.Event] = field(default_factory=dict)
-    refuses: dict[int, Exception] = field(default_factory=dict)
-    breaks: list[Exception] = field(default_factory=list)
-    cancels_itself: set[int] = field(default_factory=set)
-
-    def expect(self, ranks: Iterable[int]) -> None:
-        self.log.append(("expect", *ranks))
-
-    def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
-        self.log.append(("retire", *ranks))
-
-    async def attach(self, node: Node) -> None:
-        if (error := self.refuses.pop(node.rank, None)) is not None:
-            raise error
-        if node.rank in self.cancels_itself:
-            raise asyncio.CancelledError
-        self.log.append(("attach", node.rank))
-
-    async def drain(self, rank: int) -> None:
-        self.log.append(("drain", rank))
-        if rank in self.busy:
-            await self.busy[rank].wait()
-
-    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
-        if self.breaks:
-            raise self.breaks.pop()
-        self.log.append(("detach", rank, reason, for_good))
-
-    def of(self, verb: str) -> list[tuple[Any, ...]]:
-        return [entry[1:] for entry in self.log if entry[0] == verb]
-
-
-@dataclass(kw_only=True)
 class Stage(FleetStage):
-    engine: Engine = field(default_factory=Engine)
+    """For fleets of two."""
 
-    @asynccontextmanager
-    async def kept(self, nodes: int = 2) -> AsyncGenerator[StagedFleet]:
-        fleet = self.present = self.fleet(nodes=nodes, timeout=600)
-        try:
-            await fleet.start(self.engine)
-            yield fleet
-        finally:
-            await fleet.stop()
-        assert self.provider.alive == []
-        assert self.ledger.open_entries() == ()
-
-    def lose(self, rank: int, *, reason: str = "struck by lightning", timed_out: bool = False) -> None:
-        """The node says that it ends."""
-        node = [node for node in self.nodes.opened if node.rank == rank][-1]
-        node._receive(Ending(reason=reason, timed_out=timed_out))
+    def fleet(self, **request: Any) -> StagedFleet:
+        self.present = super().fleet(**{"timeout": 600} | request)
+        return self.present
 
     def ranks(self) -> list[int]:
         return [node.rank for node in self.present.nodes]
@@ -95,12 +41,6 @@ class Stage(FleetStage):
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(ledger=Ledger(tmp_path / "ledger.db"))
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_true():  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.001)
 
 
 async def test_a_lost_node_is_replaced_under_its_rank(stage: Stage) -> None:
@@ -220,14 +160,14 @@ async def test_what_cannot_be_added_is_an_error_and_the_rest_goes_on(stage: Stag
 
 async def test_a_new_node_whose_workers_do_not_answer_is_ended(stage: Stage) -> None:
     async with stage.kept() as fleet:
-        stage.engine.refuses[2] = CapacityError("no answer")
+        stage.engine.refuses[2] = lambda: CapacityError("no answer")
         with pytest.raises(CapacityError, match="no answer"):
             await fleet.scale(3, ())
         assert len(stage.provider.alive) == 2
 
 
 async def test_shrinking_drains_before_it_ends_and_spares_the_head(stage: Stage) -> None:
-    async with stage.kept(3) as fleet:
+    async with stage.kept(nodes=3) as fleet:
         stage.engine.busy[2] = asyncio.Event()
         shrinking = asyncio.ensure_future(fleet.scale(1, {0, 2}))
         await until(lambda: stage.ranks() == [0, 2])  # the idle one is gone, the busy one is not

@@ -188,18 +188,14 @@ async def test_nothing_is_bought_below_every_offer(stage: Stage) -> None:
 
 async def test_machines_that_cost_nothing_are_within_every_limit(stage: Stage) -> None:
     stage.provider = FakeProvider([offer("mine", 0.0)])
-    fleet = stage.fleet(max_price_per_hour=0.01)
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(max_price_per_hour=0.01)
 
     assert len(stage.provider.instances) == 2
     assert stage.notices() == []
 
 
 async def test_a_provider_that_places_an_offer_at_another_price_may_not_exceed_the_limit(stage: Stage) -> None:
-    fleet = stage.fleet(max_price_per_hour=2.0, spot="never", timeout=60)
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(max_price_per_hour=2.0, spot="never", timeout=60)
 
     assert isinstance(stage.provider, Noting)
     (order,) = stage.provider.orders
@@ -230,9 +226,7 @@ async def test_costs_and_the_ledger_have_the_price_that_is_charged_from_the_laun
 async def test_max_cost_counts_at_the_price_that_is_charged(stage: Stage) -> None:
     stage.provider = FakeProvider([CHEAP])
     stage.provider.prices["cheap"] = 2.0
-    fleet = stage.fleet(nodes=1, spot="never", max_cost=1.0)
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(nodes=1, spot="never", max_cost=1.0)
 
     (node,) = stage.nodes.opened
     assert node.config is not None
@@ -302,9 +296,7 @@ async def test_a_crash_during_the_create_call_leaves_an_entry_for_the_next_sweep
             return await super().launch(offers, order)
 
     stage.provider = Crashing([CHEAP])
-    fleet = stage.fleet(spot="never")
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(spot="never")
 
     assert seen == [2]
 
@@ -337,9 +329,7 @@ class Late(FakeProvider):
 @pytest.mark.parametrize(("name", "left_s"), [("cloud", 900), ("ssh", 1000), ("local", 1000)])
 async def test_the_timeout_counts_from_the_launch_of_what_is_rented(stage: Stage, name: str, left_s: float) -> None:
     stage.provider = Late(stage, name)
-    fleet = stage.fleet(nodes=1, spot="never", timeout=1000)
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(nodes=1, spot="never", timeout=1000)
 
     (node,) = stage.nodes.opened
     assert node.config is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import Spot, parse_request
 from skyward.testing.provider import FakeProvider
-from skyward.wire.control import Ending
-from support.fleets import FleetStage
+from support.fleets import FleetStage, until
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
 ON_DEMAND = Offer(spec=SPEC, price_per_hour=3.0, on_demand_price_per_hour=3.0)
@@ -43,9 +41,7 @@ def stage(tmp_path: Path) -> Stage:
 
 async def test_always_asks_again_as_often_and_as_slowly_as_it_says(stage: Stage) -> None:
     stage.provider.fail("launch", CapacityError("sold out"), times=3)
-    fleet = stage.fleet(spot=Spot.Always(retries=3, interval=20))
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(spot=Spot.Always(retries=3, interval=20))
 
     assert stage.provider.calls.count("launch") == 4
     assert stage.clock.slept_s[:3] == [20, 20, 20]
@@ -83,18 +79,14 @@ async def test_on_demand_is_asked_for_once(stage: Stage) -> None:
 
 async def test_what_falls_back_to_on_demand_says_what_it_costs_instead(stage: Stage) -> None:
     stage.provider.sold_out = {ON_SPOT}
-    fleet = stage.fleet(spot="if-available")
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(spot="if-available")
 
     assert stage.bought() == [ON_DEMAND, ON_DEMAND]
     assert stage.notices() == ["asked for big on the spot market ($1 an hour), got big on demand ($3 an hour)"]
 
 
 async def test_nothing_is_said_of_machines_that_are_what_was_asked_for(stage: Stage) -> None:
-    fleet = stage.fleet(spot="if-available")
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(spot="if-available")
 
     assert stage.bought() == [ON_SPOT, ON_SPOT]
     assert stage.notices() == []
@@ -104,9 +96,7 @@ async def test_nothing_is_said_of_machines_that_cost_nothing(stage: Stage) -> No
     free = [replace(offer, spot=False, price_per_hour=0.0) for offer in (OTHER, ON_DEMAND)]
     stage.provider = FakeProvider(free)
     stage.provider.sold_out = {free[0]}
-    fleet = stage.fleet(spot="never")
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(spot="never")
 
     assert stage.bought() == [free[1], free[1]]
     assert stage.notices() == []
@@ -116,9 +106,7 @@ async def test_another_type_is_told_of_with_what_there_is_to_know_of_it(stage: S
     noted = Offer(spec=OTHER.spec, spot=True, note="it has no disk")
     stage.provider = FakeProvider([ON_SPOT, noted])
     stage.provider.sold_out = {ON_SPOT}
-    fleet = stage.fleet(nodes=1)
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(nodes=1)
 
     got = "small on the spot market (price not known)"
     assert stage.notices() == [
@@ -173,10 +161,8 @@ async def test_a_lost_node_is_replaced_by_its_like(stage: Stage, lost: int, spot
     fleet = stage.fleet(nodes=4, spot=0.5)
     await fleet.start()
     assert [offer.spot for offer in stage.bought()] == [False, False, True, True]
-    stage.nodes.opened[lost]._receive(Ending(reason="struck by lightning", timed_out=False))
-    async with asyncio.timeout(10):
-        while len(stage.bought()) == 4:  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.001)
+    stage.lose(lost)
+    await until(lambda: len(stage.bought()) > 4)
     await fleet.stop()
 
     assert stage.bought()[-1].spot is spot

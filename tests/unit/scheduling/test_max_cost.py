@@ -147,9 +147,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 async def test_machines_and_nodes_end_by_themselves_before_the_sum_is_reached(stage: Stage) -> None:
-    fleet = stage.fleet(max_cost=1.0)
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(max_cost=1.0)
 
     assert isinstance(stage.provider, Noting)
     assert [order.timeout_s for order in stage.provider.orders] == [470]
@@ -157,9 +155,7 @@ async def test_machines_and_nodes_end_by_themselves_before_the_sum_is_reached(st
 
 
 async def test_the_timeout_counts_where_it_is_less(stage: Stage) -> None:
-    fleet = stage.fleet(max_cost=1.0, timeout=100)
-    await fleet.start()
-    await fleet.stop()
+    await stage.open_and_close(max_cost=1.0, timeout=100)
 
     assert [node.config.timeout_s for node in stage.nodes.opened if node.config] == [100, 100]
 
