@@ -626,14 +626,9 @@ class Scheduler:
         else:
             self._lose_reported(link)
 
-    def _renew_idle(self, worker_id: WorkerId, incarnation: str, reason: str) -> None:
-        """Replace a worker's process once it has no calls left."""
-        link = self.links.get(worker_id)
-        if link is not None and link.incarnation == incarnation:
-            self._perform(self._dispatch.drain(worker_id, comes_back=True))
-            self._spawn(self._renew(link, incarnation, reason))
+    async def _renew(self, link: WorkerLink, incarnation: str) -> None:
+        """Replace a drained worker's process once it has no calls left."""
 
-    async def _renew(self, link: WorkerLink, incarnation: str, reason: str) -> None:
         def is_over() -> bool:
             drained = self._dispatch.drained(link.id) and link.id not in self._unsettled
             return link.incarnation != incarnation or drained
@@ -644,7 +639,7 @@ class Scheduler:
             """Kill the process again until it has gone: its supervisor may not have seen it start yet."""
             if link.incarnation != incarnation or not link.alive:
                 return True
-            link.end_for(reason)
+            link.end_for("a call needed a fresh process")
             await link.node.handle.kill_worker(link.id.worker, incarnation)
             return None
 
@@ -830,7 +825,8 @@ class Scheduler:
             case messages.GangAddress():
                 self._collect_address(item)
             case messages.SpentProcess():
-                self._renew_idle(link.id, link.incarnation, "a call needed a fresh process")
+                self._perform(self._dispatch.drain(link.id, comes_back=True))
+                self._spawn(self._renew(link, link.incarnation))
                 self._restart(item.call_ids, item.why)
             case _:
                 assert_never(item)
