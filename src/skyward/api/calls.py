@@ -194,7 +194,7 @@ class PendingCompute(misuse.Unsent, Generic[R]):
 
         @from_callers_line
         def __getattr__(self, name: str) -> NoReturn:
-            raise misuse.no_attribute("" if name == "fn" else self.label, "PendingCompute", name)
+            raise misuse.no_attribute("" if name == "fn" else self.label, name)
 
     def invocation(self) -> Invocation:
         """Return the call in the form of the task-submission interface."""

@@ -245,10 +245,10 @@ def refused_argument(name: str, value: Any) -> ConfigurationError | None:
     return None
 
 
-def no_attribute(label: str, kind: str, name: str) -> AttributeError:
+def no_attribute(label: str, name: str) -> AttributeError:
     """Return the error of an attribute that a pending call does not have, with a hint if its result may have it."""
     if name.startswith("_"):  # a protocol that some library looks for
-        return AttributeError(f"{kind!r} object has no attribute {name!r}")
+        return AttributeError(f"'PendingCompute' object has no attribute {name!r}")
     if name in _OF_FUTURES and not is_on_node():
         return AttributeError(
             f"{label}(...) is a pending call, which has not run and has no attribute {name!r}; {label}(...) >> pool "
@@ -364,31 +364,23 @@ def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenat
     return construct
 
 
-def options_by_name(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function of one argument and keywords: the errors of wrong ones name the right ones.
+def options_by_name(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function of a provider and keywords: the errors of wrong ones name the right ones."""
+    first, *options = inspect.signature(function).parameters
+    name, provider = function.__name__, "skyward.Local()"
 
-    Args:
-        example: the first argument, in messages.
-    """
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            refuse_unknown(name, kwargs, (first, *options))
+            if len(args) > 1:
+                raise TypeError(f"{name} takes its options by name: write {name}({provider}, {options[0]}=...)")
+            if not args and first not in kwargs:
+                others = "".join(f", {option}=..." for option in kwargs)
+                raise TypeError(f"{name} needs a {first}, as in {name}({provider}{others})")
+            return function(*args, **kwargs)
+        except (TypeError, ConfigurationError) as error:
+            hide_frames(error)
+            raise
 
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        first, *options = inspect.signature(function).parameters
-        name = function.__name__
-
-        @functools.wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                refuse_unknown(name, kwargs, (first, *options))
-                if len(args) > 1:
-                    raise TypeError(f"{name} takes its options by name: write {name}({example}, {options[0]}=...)")
-                if not args and first not in kwargs:
-                    options_text = "".join(f", {option}=..." for option in kwargs)
-                    raise TypeError(f"{name} needs a {first}, as in {name}({example}{options_text})")
-                return function(*args, **kwargs)
-            except (TypeError, ConfigurationError) as error:
-                hide_frames(error)
-                raise
-
-        return called
-
-    return decorate
+    return called

@@ -55,7 +55,7 @@ def spec_cells(spec: InstanceSpec) -> tuple[str, ...]:
     )
 
 
-@options_by_name("skyward.Local()")
+@options_by_name
 def offers(
     provider: Provider,
     *,
