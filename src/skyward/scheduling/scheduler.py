@@ -21,19 +21,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never, cast
 
+from skyward import events as ev
 from skyward.base.exits import uninterrupted
 from skyward.base.loop import LoopThread
 from skyward.base.waiting import EAGER_S, PROMPT_S, SYSTEM_CLOCK, wait_until
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
-from skyward.events import (
-    CALL_CANCELLED,
-    Callback,
-    Error,
-    LogLine,
-    WorkerLost,
-    WorkerReplaced,
-    current_callbacks,
-)
 from skyward.events.bus import Courier, EventBus
 from skyward.events.log_files import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
@@ -127,7 +119,7 @@ class Scheduler:
         thread: LoopThread,
         services: Services,
         functions: FunctionCache | None = None,
-        subscribed: tuple[Callback, ...] = (),
+        subscribed: tuple[ev.Callback, ...] = (),
         observer: CallObserver | None = None,
     ) -> None:
         self.links: dict[WorkerId, WorkerLink] = {}
@@ -227,7 +219,7 @@ class Scheduler:
 
     def _queue(self, calls: Sequence[LiveCall], batch: CallBatch | None) -> list[RemoteFuture]:
         """Queue calls; return their futures, none with a batch."""
-        callbacks = current_callbacks()
+        callbacks = ev.current_callbacks()
         if callbacks:
             callbacks = tuple(callback for callback in callbacks if callback not in self._subscribed)
         if batch is not None:
@@ -480,7 +472,7 @@ class Scheduler:
         if sent:
             link.send_item(messages.CancelCalls(sent) if isinstance(action, Cancel) else messages.RevokeCalls(sent))
         if sent and isinstance(action, Cancel):
-            link.end_for(CALL_CANCELLED, sent)
+            link.end_for(ev.CALL_CANCELLED, sent)
             self._loop.call_later(_CANCEL_PATIENCE_S, self._insist, link, sent, link.incarnation)
 
     def _insist(self, link: WorkerLink, call_ids: list[int], incarnation: str) -> None:
@@ -692,7 +684,7 @@ class Scheduler:
         )
         if is_event:
             event = link.loss(reason, why_ended)
-            if ran is not None and isinstance(event, WorkerLost):
+            if ran is not None and isinstance(event, ev.WorkerLost):
                 failed = [action.call for action in actions if isinstance(action, GiveUp)]
                 event = with_call(event, cast("LiveCall", ran), charged=ran.losses > losses, failed=ran in failed)
             self._bus.publish(event)
@@ -718,7 +710,7 @@ class Scheduler:
         if not self._is_current(link):
             return
         if link.id in self._known:
-            self._bus.publish(WorkerReplaced(link.id.node, link.id.worker, link.node.handle.instance.id))
+            self._bus.publish(ev.WorkerReplaced(link.id.node, link.id.worker, link.node.handle.instance.id))
         self._known.add(link.id)
         link.reset()
         retired, held = link.id not in self.places, link.id.node in self._leaving
@@ -767,12 +759,12 @@ class Scheduler:
         if foreign is not None:
             # The link goes, because items already on their way must not count either.
             reason = f"{link} answered for call {foreign}, which it does not have: it gets no more calls"
-            self._bus.publish(Error(reason, link.node.handle.instance.id))
+            self._bus.publish(ev.Error(reason, link.node.handle.instance.id))
             self._give_up(link, reason)
 
     def lane_failed(self, link: WorkerLink, why: str) -> None:
         """See :class:`~skyward.scheduling.worker_link.LinkOwner`."""
-        self._bus.publish(Error(why, link.node.handle.instance.id))
+        self._bus.publish(ev.Error(why, link.node.handle.instance.id))
 
     def _is_current(self, link: WorkerLink) -> bool:
         return self.links.get(link.id) is link
@@ -866,7 +858,7 @@ class Scheduler:
         instance_id = link.node.handle.instance.id
         for event in incoming.events(item, worker=link.id, instance_id=instance_id, call=name):
             self._bus.publish(event, callbacks)
-            if isinstance(item, messages.LoggedRecord) and isinstance(event, LogLine):
+            if isinstance(item, messages.LoggedRecord) and isinstance(event, ev.LogLine):
                 self._bus.run(partial(handle_record, item.values, event.place))
         incoming.shown = self._bus.delivery()
 
