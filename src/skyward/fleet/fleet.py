@@ -119,7 +119,8 @@ class Member:
     @property
     def state(self) -> NodeState:
         """State of its present node."""
-        return NodeState.LAUNCHING if self.node is None else self.node.state
+        node = self.node  # which the loop changes while another thread reads
+        return NodeState.LAUNCHING if node is None else node.state
 
     @property
     def in_use(self) -> bool:

@@ -89,20 +89,6 @@ class SweepReport:
         return not self.left and not any(each.reason for each in self.unknown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AskedProvider:
-    """A provider with certain settings, and its machines with Skyward's tag.
-
-    Attributes:
-        tagged: its machines; None if it could not list them.
-        why_not: the reason for that.
-    """
-
-    provider: Provider
-    tagged: Sequence[Instance] | None
-    why_not: str = ""
-
-
 @dataclass(slots=True, eq=False)
 class Sweep:
     """One sweep: ends machines whose owners do not any more. For one use, on one event loop.
@@ -212,16 +198,15 @@ class Sweep:
             if unknown is False and not busy and provider.own_machines and not provider.this_machine:
                 unknown = None
             lost = {entry.key: entry.created_at for entry in entries if entry.instance_id is None}
+            tagged: Sequence[Instance] | str = ""
             if unknown is not None or lost:
-                place = await _ask(provider, lost, in_full=unknown is not None, clock=self.clock)
-            else:
-                place = _AskedProvider(provider=provider, tagged=None)
-            await asyncio.gather(*(self._end(place, entry) for entry in entries))
+                tagged = await _list_tagged(provider, lost, in_full=unknown is not None, clock=self.clock)
+            await asyncio.gather(*(self._end(provider, tagged, entry) for entry in entries))
             left = {each.entry.purchase.pool_id for each in self._report.left}
             pools = {entry.purchase.pool_id for entry in entries} - left
             await asyncio.gather(*(provider.tidy(pool_id) for pool_id in sorted(pools)))
             if unknown is not None:
-                await self._look_for_unknown(place, end=unknown)
+                await self._look_for_unknown(provider, tagged, end=unknown)
         finally:
             if provider is not self.own:
                 await provider.close()
@@ -232,11 +217,11 @@ class Sweep:
             return own
         return self.make(name, json.loads(settings))
 
-    async def _end(self, place: _AskedProvider, entry: LedgerEntry) -> None:
+    async def _end(self, provider: Provider, tagged: Sequence[Instance] | str, entry: LedgerEntry) -> None:
         """End the machine of an entry; without an id, every machine with its tag. Their ends go to the ledger."""
         try:
-            ids = [entry.instance_id] if entry.instance_id else _ids_by_tag(place, entry)
-            seen = await place.provider.describe(ids) if ids else ()
+            ids = [entry.instance_id] if entry.instance_id else _ids_by_tag(tagged, entry)
+            seen = await provider.describe(ids) if ids else ()
         except Exception as error:
             _logger.debug("machine %s is left", entry.key, exc_info=True)
             self._report.left.append(Left(entry=entry, reason=reason_of(error)))
@@ -245,7 +230,7 @@ class Sweep:
         ends = [each.ended_at for each in seen if each.ended_at is not None]
         if there or ends:
             await asyncio.to_thread(self.ledger.note_presence, {entry.key: None if there else max(ends)})
-        failures = await _end_machines(place.provider, seen)
+        failures = await _end_machines(provider, seen)
         self._report.ended += [Swept(entry=entry, instance_id=each.id) for each in there if each.id not in failures]
         if failures:
             self._report.left.append(Left(entry=entry, reason="; ".join(failures.values())))
@@ -254,16 +239,16 @@ class Sweep:
         if not there:
             self._report.forgotten.append(entry)
 
-    async def _look_for_unknown(self, place: _AskedProvider, *, end: bool) -> None:
-        if place.tagged is None:
-            self._report.unasked.append(place.why_not)
+    async def _look_for_unknown(self, provider: Provider, tagged: Sequence[Instance] | str, *, end: bool) -> None:
+        if isinstance(tagged, str):
+            self._report.unasked.append(tagged)
             return
         # The ledger is read after the provider was asked, so that machines launched in between have their entries.
         entries = await asyncio.to_thread(self.ledger.entries)
         ended = {each.instance_id for each in self._report.ended}
-        strangers = [each for each in unaccounted(place.provider.name, place.tagged, entries) if each.id not in ended]
+        strangers = [each for each in unaccounted(provider.name, tagged, entries) if each.id not in ended]
         if strangers:
-            self._report.unknown += await _treat(place.provider, strangers, end=end)
+            self._report.unknown += await _treat(provider, strangers, end=end)
 
 
 def unaccounted(provider: str, machines: Iterable[Instance], entries: Iterable[LedgerEntry]) -> list[Instance]:
@@ -294,13 +279,13 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-async def _ask(
-    provider: Provider, lost: Mapping[str, float], *, in_full: bool, clock: Clock, now: Callable[[], float] = time.time
-) -> _AskedProvider:
-    """List a provider's machines, once more where one may be missing.
+async def _list_tagged(
+    provider: Provider, lost: Mapping[str, float], *, in_full: bool, clock: Clock
+) -> Sequence[Instance] | str:
+    """Return a provider's machines with Skyward's tag, or the reason for which it cannot list them.
 
-    That is for ``listing_s`` where the list is wanted ``in_full``, and for a key of ``lost`` without a machine until
-    ``unlisted_s`` after its entry. The first list precedes the wait, so that
+    They are listed once more where one may be missing: after ``listing_s`` where the list is wanted ``in_full``, and
+    ``unlisted_s`` after the entry of a key of ``lost`` without a machine. The first list precedes the wait, so that
     refused credentials are reported at once. A machine of either list counts: lists from several servers of a provider
     may lag behind each other.
 
@@ -309,7 +294,6 @@ async def _ask(
         lost: Unix times of the entries without an id, by key.
         in_full: True if every machine is wanted, not those of ``lost`` only.
         clock: the time.
-        now: the Unix time.
     """
     why_not = f"{provider.name}: it cannot list its machines"
     if provider.supports("tagged"):
@@ -317,22 +301,24 @@ async def _ask(
             tagged = {each.id: each for each in await provider.tagged()}
             missing = lost.keys() - {each.key for each in tagged.values()}
             waits_s = [provider.listing_s if in_full or missing else 0.0]
-            waits_s += [min(lost[key] - now(), 0.0) + max(provider.listing_s, provider.unlisted_s) for key in missing]
+            waits_s += [
+                min(lost[key] - time.time(), 0.0) + max(provider.listing_s, provider.unlisted_s) for key in missing
+            ]
             if (late_s := max(waits_s)) > 0:
                 await clock.sleep(late_s)
                 tagged |= {each.id: each for each in await provider.tagged()}
-            return _AskedProvider(provider=provider, tagged=[*tagged.values()])
+            return [*tagged.values()]
         except Exception as error:
             _logger.debug("%s cannot list its machines", provider.name, exc_info=True)
             why_not = attributed(provider.name, reason_of(error))
-    return _AskedProvider(provider=provider, tagged=None, why_not=why_not)
+    return why_not
 
 
-def _ids_by_tag(place: _AskedProvider, entry: LedgerEntry) -> list[str]:
+def _ids_by_tag(tagged: Sequence[Instance] | str, entry: LedgerEntry) -> list[str]:
     """Return the ids of the machines whose create call was never answered; empty if none was made."""
-    if place.tagged is None:
-        raise SkywardError(f"its create call was never answered, and it may exist. {place.why_not}")
-    found = [each.id for each in place.tagged if each.key == entry.key]
+    if isinstance(tagged, str):
+        raise SkywardError(f"its create call was never answered, and it may exist. {tagged}")
+    found = [each.id for each in tagged if each.key == entry.key]
     if not found and _may_be_on_its_way(entry):
         raise SkywardError("it may have been requested just now; try again in a minute")
     return found
