@@ -142,9 +142,6 @@ class NodePlan:
             | self._files()
             | {
                 "SKYWARD_WORKER": self.place(worker, order).to_json(),
-                "SKYWARD_LANE": self.ready.lanes[worker],
-                "SKYWARD_WORKER_LOG": self.worker_log(worker),
-                "SKYWARD_WORKER_MARK": self.worker_mark(worker),
                 "SKYWARD_BLOB_DIRS": os.pathsep.join((self.ready.blob_dir, self.ready.blob_dir_disk)),
             }
         )

@@ -179,7 +179,6 @@ def kind_of_worker() -> dict[str, Any]:
         "pid": os.getpid(),
         "session": os.getsid(0),
         "colour": os.environ["COLOUR"],
-        "incarnation": os.environ["SKYWARD_INCARNATION"],
         "threads": os.environ["OMP_NUM_THREADS"],
         "draw": float(np.random.random()),  # noqa: NPY002 - the state that forked processes would share
         "hash": hash("text"),
@@ -205,7 +204,6 @@ async def test_both_workers_run_and_join_the_service(config: NodeConfig, from_th
         assert await guests_at(node.ready.service) == ["node0-worker0", "node0-worker1"]
         for i, kind in enumerate(kinds):
             assert kind["pid"] == kind["session"] == node.workers[i].pid
-            assert kind["incarnation"] == node.workers[i].incarnation
             assert kind["colour"] == "blue"
             assert kind["threads"] == str(max(1, node.ready.cpu_count // WORKERS))
             assert kind["sigint"]

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -26,12 +26,6 @@ _UNKNOWN_S = 120.0
 """Seconds assumed to be left when a notice has no time."""
 _TOO_OLD = (401, 403)
 """Statuses with which a service refuses a token that is too old."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    status: int
-    body: bytes
 
 
 class PreemptionWatcher:
@@ -79,36 +73,37 @@ class PreemptionWatcher:
             await self._clock.sleep(self._watch.interval_s)
 
     async def _look(self) -> None:
+        hint_path = "" if self._likely else self._watch.hint_path
         try:
             notice = await self._ask(self._watch.notice_path)
-            hint = None
-            if notice is None and self._watch.hint_path and not self._likely:
-                hint = await self._ask(self._watch.hint_path)
+            hint = await self._ask(hint_path) if notice is None and hint_path else None
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._note(f"{type(error).__name__}: {error}")
             return
         self._trouble = ""
+        if notice is None and hint is None:
+            return
+        self._likely = True
         if notice is not None:
             self._taken_at = self._time_in(notice)
-            self._say()
-        elif hint is not None:
-            self._likely = True
-            self._say()
+        for message in self.news():
+            log.info("%s", message)
+            self._tell(message)
 
     async def _ask(self, path: str) -> dict[str, Any] | None:
         """Return the service's answer there; None if there is none.
 
         Raises ``ValueError`` for an answer that such a service does not give.
         """
-        answer = await asyncio.to_thread(self._service.get, path)
-        if answer.status == http.client.NOT_FOUND:
+        status, body = await asyncio.to_thread(self._service.get, path)
+        if status == http.client.NOT_FOUND:
             return None
-        if answer.status != http.client.OK:
-            raise ValueError(f"the metadata service answers {path} with status {answer.status}")
-        said = json.loads(answer.body)
-        if isinstance(said, dict):
-            return cast("dict[str, Any]", said)
-        raise ValueError(f"the metadata service answers {path} with {answer.body[:80]!r}")
+        if status != http.client.OK:
+            raise ValueError(f"the metadata service answers {path} with status {status}")
+        answer = json.loads(body)
+        if isinstance(answer, dict):
+            return cast("dict[str, Any]", answer)
+        raise ValueError(f"the metadata service answers {path} with {body[:80]!r}")
 
     def _time_in(self, notice: Mapping[str, Any]) -> float:
         """Return the Unix time at which the machine is taken."""
@@ -120,11 +115,6 @@ class PreemptionWatcher:
             return self._now() + _UNKNOWN_S
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
-    def _say(self) -> None:
-        for message in self.news():
-            log.info("%s", message)
-            self._tell(message)
-
     def _note(self, trouble: str) -> None:
         """Once, however often it is met in a row."""
         if trouble != self._trouble:
@@ -132,40 +122,34 @@ class PreemptionWatcher:
         self._trouble = trouble
 
 
-@dataclass(slots=True)
 class _Service:
     """The metadata service, and its session token. Its methods block."""
 
-    watch: PreemptionWatch
-    endpoint: str
-    token: str = field(default="", repr=False)
+    def __init__(self, watch: PreemptionWatch, endpoint: str) -> None:
+        self._watch = watch
+        self._endpoint = endpoint
+        self._token = ""
 
-    def get(self, path: str) -> _Answer:
-        """Ask with the token there is, or with a new one if there is none, or it is not good any more."""
-        if not self.watch.token_path:
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Return status and body; ask with the present token, or with a new one if it has none, or a stale one."""
+        watch = self._watch
+        if not watch.token_path:
             return self._request("GET", path, {})
-        if self.token:
-            answer = self._request("GET", path, {self.watch.token_header: self.token})
-            if answer.status not in _TOO_OLD:
-                return answer
-        self.token = self._new_token()
-        return self._request("GET", path, {self.watch.token_header: self.token})
+        if self._token:
+            status, body = self._request("GET", path, {watch.token_header: self._token})
+            if status not in _TOO_OLD:
+                return status, body
+        status, body = self._request("PUT", watch.token_path, watch.token_request_headers)
+        self._token = body.decode("ascii").strip() if status == http.client.OK else ""
+        if not self._token:
+            raise ValueError(f"the metadata service gives no token: status {status}")
+        return self._request("GET", path, {watch.token_header: self._token})
 
-    def _new_token(self) -> str:
-        answer = self._request("PUT", self.watch.token_path, self.watch.token_request_headers)
-        token = answer.body.decode("ascii").strip()
-        if answer.status != http.client.OK or not token:
-            raise ValueError(f"the metadata service gives no token: status {answer.status}")
-        return token
-
-    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> _Answer:
-        where = urlsplit(self.endpoint)
-        if where.hostname is None:
-            raise ValueError(f"{self.endpoint!r} is no address of a metadata service")
-        connection = http.client.HTTPConnection(where.hostname, where.port, timeout=_TIMEOUT_S)
-        try:
-            connection.request(method, where.path.rstrip("/") + path, headers=dict(headers))
+    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        address = urlsplit(self._endpoint)
+        if address.hostname is None:
+            raise ValueError(f"{self._endpoint!r} is no address of a metadata service")
+        with closing(http.client.HTTPConnection(address.hostname, address.port, timeout=_TIMEOUT_S)) as connection:
+            connection.request(method, address.path.rstrip("/") + path, headers=dict(headers))
             response = connection.getresponse()
-            return _Answer(status=response.status, body=response.read(_LONGEST_BODY))
-        finally:
-            connection.close()
+            return response.status, response.read(_LONGEST_BODY)

@@ -155,8 +155,8 @@ class WorkerSlot:
 
     def _send_orders(self, fork: Fork, process: _Process) -> None:
         assert self._start is not None
-        own = {"SKYWARD_INCARNATION": process.incarnation, "SKYWARD_BEGUN": process.mark_path}
-        fork.send((self._plan, self._worker, self._plan.worker_env(self._worker, self._start) | own))
+        env = self._plan.worker_env(self._worker, self._start)
+        fork.send((self._plan, self._worker, process.incarnation, env))
         process.fork = fork
         if self._service is not None:
             fork.send(self._service)

@@ -27,7 +27,7 @@ from skyward.distributed.runtime import enter_task
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process, read_commands
 from skyward.node.services import Service, WorkerHost
-from skyward.node.worker.call_limits import enter, open_mark
+from skyward.node.worker.call_limits import enter, mark_path, open_mark
 from skyward.node.worker.child_processes import call_in_this_process, prepare_multiprocessing
 from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.lane_server import LaneServer
@@ -44,9 +44,9 @@ log = logging.getLogger("skyward.node.worker.worker")
 def main(commands: BufferedReader, reports: TextIO) -> None:
     """In a fork of the zygote: run the worker in the first command until it is killed, or its supervisor ends."""
     zygote = os.getppid()
-    plan, number, env = pickle.load(commands)
+    plan, number, incarnation, env = pickle.load(commands)
     _become_worker(plan, env)
-    Worker(plan, number, reports).run(commands, zygote=zygote)
+    Worker(plan, number, incarnation, reports).run(commands, zygote=zygote)
 
 
 def _become_worker(plan: NodePlan, env: Mapping[str, str]) -> None:
@@ -68,19 +68,21 @@ def _become_worker(plan: NodePlan, env: Mapping[str, str]) -> None:
 
 
 class Worker:
-    """One worker. Its incarnation, blob folders and log file come from the environment: processes of calls need them.
+    """One worker.
 
     Args:
         plan: its node.
         number: its index there.
+        incarnation: id of this process.
         reports: stream to the supervisor.
     """
 
-    def __init__(self, plan: NodePlan, number: int, reports: TextIO) -> None:
+    def __init__(self, plan: NodePlan, number: int, incarnation: str, reports: TextIO) -> None:
         self._plan = plan
         self._number = number
+        self._incarnation = incarnation
         self._reports = reports
-        worker_log = WorkerLog(Path(os.environ["SKYWARD_WORKER_LOG"]), Path(os.environ["SKYWARD_WORKER_MARK"]))
+        worker_log = WorkerLog(Path(plan.worker_log(number)), Path(plan.worker_mark(number)))
         worker_log.redirect()
         self._lane_loop = LoopThread()
         self._lane = self._lane_loop.call(self._open_lane(worker_log))
@@ -104,16 +106,17 @@ class Worker:
         os.register_at_fork(after_in_child=self._leave_connections)
 
     async def _open_lane(self, worker_log: WorkerLog) -> LaneServer:
-        begun = open_mark(os.environ["SKYWARD_BEGUN"])
+        ready = self._plan.ready
+        begun = open_mark(mark_path(ready.blob_dir, self._incarnation))
         if begun is not None:
             enter(begun)
-        blob_dirs = [Path(folder) for folder in os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)]
+        blob_dirs = (Path(ready.blob_dir), Path(ready.blob_dir_disk))
         return LaneServer(
-            incarnation=os.environ["SKYWARD_INCARNATION"],
+            incarnation=self._incarnation,
             blob_dirs=blob_dirs,
             log=worker_log,
             begun=begun,
-            shared_results=SharedResults(Path(self._plan.ready.blob_dir), f"result-{self._number}-"),
+            shared_results=SharedResults(Path(ready.blob_dir), f"result-{self._number}-"),
         )
 
     def run(self, commands: BufferedReader, *, zygote: int) -> None:
@@ -129,8 +132,7 @@ class Worker:
         self._lane_loop.spawn(keep(lambda: self._lane.serve(listening, tls), what="accepting the lane"))
         self._lane_loop.spawn(keep(self._lane.watch_output, what="reading the captured output"))
         Watchdog(self._lane_loop, self._lane.trouble, end=end_process).start()
-        incarnation = os.environ["SKYWARD_INCARNATION"]
-        self._report(to_frame(WorkerRunning(worker=self._number, incarnation=incarnation, pid=os.getpid())))
+        self._report(to_frame(WorkerRunning(worker=self._number, incarnation=self._incarnation, pid=os.getpid())))
         threading.Thread(target=self._follow, args=(commands, zygote), name="skyward-orders", daemon=True).start()
         try:
             self._lane.runner.work()
