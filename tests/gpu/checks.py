@@ -146,9 +146,9 @@ class Driver(unittest.TestCase):
         self.assertEqual([each.index for each in gpus], list(range(len(gpus))))
         for gpu in gpus:
             with self.subTest(gpu=str(gpu), mig=gpu.mig):
-                parts = list(driver.partitions(gpu.index))
+                parts = list(driver.partitions(gpu))
                 if gpu.mig:
-                    self.assertTrue(all(part.profile and part.uuid.startswith("MIG-") for part in parts))
+                    self.assertTrue(all(part.profile and part.shown_as.startswith("MIG-") for part in parts))
                 else:
                     self.assertGreater(gpu.memory_gib, 0)
                     self.assertEqual((parts, list(driver.instances(gpu.index))), ([], []))

@@ -12,7 +12,7 @@ import platformdirs
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import ConfigurationError
-from skyward.node.gpu.driver import Device, Gpu, NvidiaDriver, Partition
+from skyward.node.gpu.driver import Device, Gpu, NvidiaDriver
 from skyward.node.gpu.health import GpuWatch, open_watch
 from skyward.node.gpu.partitioner import GpuPartitioner
 from skyward.request.accelerators import Vendor, find_model, fold_name, model_name
@@ -92,25 +92,20 @@ class NodeDevices:
             own_machine=self._config.own_machine,
             folder=platformdirs.user_state_path("skyward") / "mig",
         )
-        names = {gpu.index: (model_name(gpu.name), gpu.uuid) for gpu in gpus}
-        parts = await self._partitioner.set_up()
-        return tuple(
-            Device(name=names[part.gpu][0], shown_as=part.uuid, gpu=names[part.gpu][1], profile=part.profile)
-            for part in parts
-        )
+        return await self._partitioner.set_up()
 
-    def _partitions(self, gpus: Sequence[Gpu]) -> Sequence[Partition]:
-        found: list[Partition] = []
+    def _partitions(self, gpus: Sequence[Gpu]) -> Sequence[Device]:
+        found: list[Device] = []
         for gpu in gpus:
             try:
-                found += self._driver.partitions(gpu.index) if gpu.mig else ()
+                found += self._driver.partitions(gpu) if gpu.mig else ()
             except ConfigurationError as error:  # the request may be for another GPU
                 log.warning("the partitions of %s are unknown: %s", gpu, error)
         return found
 
 
 def choose_devices(
-    asked: Sequence[str], gpus: Sequence[Gpu] | None, partitions: Sequence[Partition], shown: str | None
+    asked: Sequence[str], gpus: Sequence[Gpu] | None, partitions: Sequence[Device], shown: str | None
 ) -> tuple[Device, ...]:
     """Return the devices of a node that partitions nothing: the requested ones, or else all of the machine's.
 
@@ -190,20 +185,15 @@ def _shown_gpu(gpus: Sequence[Gpu], name: str) -> Gpu | None:
     return None
 
 
-def _shown_devices(gpus: Sequence[Gpu], partitions: Sequence[Partition], shown: str | None) -> tuple[Device, ...]:
+def _shown_devices(gpus: Sequence[Gpu], partitions: Sequence[Device], shown: str | None) -> tuple[Device, ...]:
     devices: list[Device] = []
     for name in _names(gpus, shown):
         gpu = _shown_gpu(gpus, name)
-        parts = [part for part in partitions if part.uuid == name or (gpu and gpu.mig and part.gpu == gpu.index)]
+        parts = [part for part in partitions if part.shown_as == name or (gpu and gpu.mig and part.gpu == gpu.uuid)]
         if gpu is not None and not gpu.mig:
             devices.append(Device(name=model_name(gpu.name), shown_as=name, gpu=gpu.uuid))
         elif parts:
-            devices += [_part_device(gpus, part) for part in parts]
+            devices += parts
         elif gpu is None:
             break  # CUDA ignores every name after the first one that is invalid
     return tuple(devices)
-
-
-def _part_device(gpus: Sequence[Gpu], part: Partition) -> Device:
-    gpu = next(gpu for gpu in gpus if gpu.index == part.gpu)
-    return Device(name=model_name(gpu.name), shown_as=part.uuid, gpu=gpu.uuid, profile=part.profile)

@@ -27,8 +27,9 @@ from skyward.node.gpu.nvml import (
     mig_mode,
     open_nvml,
 )
+from skyward.request.accelerators import model_name
 
-__all__ = ["Device", "Gpu", "GpuInstance", "NvidiaDriver", "Partition", "run_command"]
+__all__ = ["Device", "Gpu", "GpuInstance", "NvidiaDriver", "run_command"]
 
 log = logging.getLogger("skyward.node.gpu.driver")
 
@@ -63,29 +64,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """Part of a GPU that programs can use: a compute instance in a GPU instance.
-
-    Attributes:
-        gpu: the GPU's index.
-        profile: its size, e.g. ``"3g.40gb"``.
-        uuid: its name for CUDA, e.g. ``MIG-…``.
-    """
-
-    gpu: int
-    profile: str
-    uuid: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Accelerator, or part of one, for one worker or several.
+    """Accelerator, or a part of one that programs can use (a compute instance in a GPU instance).
 
     Attributes:
         name: the catalogue's name of the model.
-        shown_as: its name in ``CUDA_VISIBLE_DEVICES``.
+        shown_as: its name in ``CUDA_VISIBLE_DEVICES``, e.g. ``GPU-…`` or ``MIG-…``.
         gpu: UUID of the GPU that it is, or is a part of; empty where the driver was not asked.
-        profile: the partition's size; empty for a whole GPU.
+        profile: the partition's size, e.g. ``"3g.40gb"``; empty for a whole GPU.
     """
 
     name: str
@@ -147,11 +133,12 @@ class NvidiaDriver:
         finally:
             nvml.nvmlShutdown()
 
-    def partitions(self, gpu: int) -> Sequence[Partition]:
+    def partitions(self, gpu: Gpu) -> Sequence[Device]:
         """Return a GPU's partitions, in the driver's order. Raises :class:`ConfigurationError`."""
-        with self._reading(gpu) as nvml:
-            devices = list(mig_devices(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu)))
-        return [Partition(gpu=gpu, profile=profile, uuid=uuid) for profile, uuid in devices]
+        with self._reading(gpu.index) as nvml:
+            parts = list(mig_devices(nvml, nvml.nvmlDeviceGetHandleByIndex(gpu.index)))
+        name = model_name(gpu.name)
+        return [Device(name=name, shown_as=uuid, gpu=gpu.uuid, profile=profile) for profile, uuid in parts]
 
     def instances(self, gpu: int) -> Sequence[GpuInstance]:
         """Return a GPU's instances, in use or not. Raises :class:`ConfigurationError`."""

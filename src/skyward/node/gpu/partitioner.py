@@ -20,7 +20,7 @@ from pathlib import Path
 from skyward.base.platform import boot_id
 from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.node.gpu.driver import Gpu, GpuInstance, NvidiaDriver, Partition
+from skyward.node.gpu.driver import Device, Gpu, GpuInstance, NvidiaDriver
 from skyward.request.accelerators import MigProfile
 
 _IN_USE_S = 20.0
@@ -121,7 +121,7 @@ class GpuPartitioner:
         self._claims: dict[int, _Claim] = {}
         self._closing = ExitStack()
 
-    async def set_up(self) -> tuple[Partition, ...]:
+    async def set_up(self) -> tuple[Device, ...]:
         """Make the partitions; return those of the first GPU, then those of the next, each in the requested order.
 
         Raises:
@@ -195,15 +195,15 @@ class GpuPartitioner:
         now = await asyncio.to_thread(self._driver.gpus)
         return next((each for each in now or () if each.uuid == gpu.uuid), gpu)
 
-    async def _parts(self, gpu: Gpu) -> list[Partition]:
-        return list(await asyncio.to_thread(self._driver.partitions, gpu.index))
+    async def _parts(self, gpu: Gpu) -> list[Device]:
+        return list(await asyncio.to_thread(self._driver.partitions, gpu))
 
     async def _has_the_requested_ones(self, gpu: Gpu, instances: int) -> bool:
         parts = await self._parts(gpu)
         # An instance more than partitions has no compute instance: no program could use it.
         return len(parts) == instances and Counter(part.profile for part in parts) == Counter(self._profiles)
 
-    async def _checked(self, gpu: Gpu) -> list[Partition]:
+    async def _checked(self, gpu: Gpu) -> list[Device]:
         """Return the partitions in the requested order."""
         parts = await self._parts(gpu)
         if Counter(part.profile for part in parts) != Counter(self._profiles):

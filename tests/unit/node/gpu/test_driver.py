@@ -19,7 +19,6 @@ from skyward.node.gpu.driver import (
     Gpu,
     GpuInstance,
     NvidiaDriver,
-    Partition,
     run_command,
 )
 from skyward.node.gpu.nvml import mig_devices, mig_mode
@@ -81,9 +80,12 @@ class TestDriver:
         driver = driver_of(fake(whole, parted))
 
         there = sorted(parted.instances, key=lambda each: each.id)
-        assert driver.partitions(1) == [Partition(gpu=1, profile=each.profile, uuid=each.uuid) for each in there]
+        gpus = driver.gpus() or ()
+        assert driver.partitions(gpus[1]) == [
+            Device(name="H100", shown_as=each.uuid, gpu=parted.uuid, profile=each.profile) for each in there
+        ]
         assert driver.instances(1) == [GpuInstance(id=each.id, profile=each.profile) for each in there]
-        assert driver.instances(0) == driver.partitions(0) == []
+        assert driver.instances(0) == driver.partitions(gpus[0]) == []
 
     @pytest.mark.parametrize("card", [card for card, profiles in PROFILES.items() if profiles])
     def test_calls_profiles_as_nvidia_does(self, fake: Fake, card: str) -> None:
@@ -102,7 +104,8 @@ class TestDriver:
         gpus = fake(parted, root=False)
 
         assert driver_of(gpus).instances(0) == [GpuInstance(id=parted.instances[0].id, profile="3g.40gb")]
-        assert driver_of(gpus).partitions(0) == []
+        seen = driver_of(gpus).gpus() or ()
+        assert driver_of(gpus).partitions(seen[0]) == []
         (command,) = gpus.machine.commands
         assert command.split()[:2] == ["sudo", "-n"]
         assert command.endswith(f"nvml.py {parted.uuid}")
@@ -254,8 +257,8 @@ class TestChoice:
         assert chosen([], [gpu(0), gpu(1), gpu(2)], shown) == [("H100", name) for name in names]
 
     def test_a_gpu_in_mig_mode_is_its_partitions_and_no_whole_one(self) -> None:
-        parts = [Partition(gpu=1, profile="3g.40gb", uuid=f"MIG-{name}") for name in "ab"]
         there = [gpu(0), gpu(1, mig=True)]
+        parts = [Device(name="H100", shown_as=f"MIG-{name}", gpu=there[1].uuid, profile="3g.40gb") for name in "ab"]
 
         found = choose_devices([], there, parts, None)
 
