@@ -41,7 +41,7 @@ from skyward.wire.node_config import NodeConfig
 log = logging.getLogger("skyward.fleet.template_process")
 
 _PROGRAM = "import gc; gc.disable(); from skyward.node.supervisor.forking import run_template as run; run({}, *{})"
-_SUPERVISOR = "skyward.node.supervisor.daemon"
+_SUPERVISOR = "skyward.node.supervisor.start"
 _MOST = 3
 """Templates kept at a time; each holds 30 MiB."""
 _END_S = 5.0

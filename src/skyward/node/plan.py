@@ -94,10 +94,6 @@ class NodePlan:
         """Log file of worker number ``worker``."""
         return str(Path(self.config.workdir, f"worker-{worker}.log"))
 
-    def worker_mark(self, worker: int) -> str:
-        """File of the offset up to which the worker's log has arrived; see ``node/worker/descriptor_capture.py``."""
-        return str(Path(self.ready.blob_dir, f"worker-{worker}.mark"))
-
     def process_env(self) -> dict[str, str]:
         """Return the variables of every process of the node, besides those that the supervisor has."""
         return process_env(self.config, self.ready.cpu_count)

@@ -1,6 +1,6 @@
 """``python -m skyward.node.supervisor FILE``: the program of a node's supervisor."""
 
-from skyward.node.supervisor.daemon import run_program
+from skyward.node.supervisor.start import run_program
 
 if __name__ == "__main__":
     run_program()

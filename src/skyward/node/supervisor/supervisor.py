@@ -32,11 +32,11 @@ from skyward.node.storage.volume_program import VolumeKeeper
 from skyward.node.supervisor.control_server import ControlServer
 from skyward.node.supervisor.forking import Zygote
 from skyward.node.supervisor.lease import Lease
+from skyward.node.supervisor.load_metrics import open_sampler
 from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
-from skyward.node.supervisor.sampling import open_sampler
 from skyward.node.supervisor.service_process import ServiceProcess
 from skyward.node.supervisor.start_order import node_programs
-from skyward.node.supervisor.worker_slot import WorkerSlot
+from skyward.node.supervisor.worker_restarts_and_limits import WorkerSlot
 from skyward.wire.control import (
     Command,
     Ending,

@@ -1,4 +1,4 @@
-"""Mark of a worker: its process, the last call that it began, and that call's limits. Memory that outlives the process.
+"""Mark of a worker: its process, its last call and that call's limits, its output. Memory that outlives the process.
 
 The worker stores the position of each call before it runs the call. The supervisor reads the mark once the process has
 ended, by any cause. Calls after that position have certainly not run (docs/decisions/014).
@@ -6,6 +6,8 @@ ended, by any cause. Calls after that position have certainly not run (docs/deci
 Before a call with limits the worker stores those, too, and the supervisor ends the worker when one is exceeded: its own
 process cannot while a call holds the interpreter's lock (docs/decisions/026). A call may begin, and hold that lock,
 before the supervisor has the worker's report that it runs: its process is in the mark, too.
+
+The mark also says up to where the worker's log has arrived at the client (docs/decisions/015).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +24,12 @@ import psutil
 
 log = logging.getLogger("skyward.node.worker.call_limits")
 
-_BYTES = 40
+Mark = MutableSequence[int] | memoryview
+"""Numbers of a worker's mark; a list where no file could be made."""
+
 _MOST = (1 << 64) - 1
-_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY, _PROCESS = range(5)
+_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY, _PROCESS, ARRIVED = range(6)
+_BYTES = 8 * 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,12 @@ class Overrun:
     of_memory: bool
 
 
-def enter(mark: memoryview) -> None:
+def blank_mark() -> Mark:
+    """Return a mark that no other process reads."""
+    return [0] * (_BYTES // 8)
+
+
+def enter(mark: Mark) -> None:
     """Store the id of this process, which is about to accept calls."""
     mark[_PROCESS] = os.getpid()
 
@@ -50,7 +60,7 @@ def process_of(mark: memoryview | None) -> int | None:
     return (mark[_PROCESS] or None) if mark is not None else None
 
 
-def arm(mark: MutableSequence[int] | memoryview, *, timeout_s: float, memory_bytes: int) -> None:
+def arm(mark: Mark, *, timeout_s: float, memory_bytes: int) -> None:
     """Store the limits of the call that the mark names; from now on they hold. Zero is no limit."""
     mark[_DEADLINE] = min(time.monotonic_ns() + round(timeout_s * 1e9), _MOST) if timeout_s else 0
     # Memory that earlier calls have left is not the call's.
@@ -58,12 +68,12 @@ def arm(mark: MutableSequence[int] | memoryview, *, timeout_s: float, memory_byt
     mark[_LIMITED] = mark[_POSITION]
 
 
-def disarm(mark: MutableSequence[int] | memoryview) -> None:
+def disarm(mark: Mark) -> None:
     """End the limits: the call is over."""
     mark[_LIMITED] = 0
 
 
-def overrun(mark: Sequence[int] | memoryview, memory_bytes: Callable[[], int]) -> Overrun | None:
+def overrun(mark: Mark, memory_bytes: Callable[[], int]) -> Overrun | None:
     """Return the limit that the running call exceeds; None if it exceeds none.
 
     Args:

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback
 from skyward.hidden_frames import related
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
-from skyward.node.worker.call_limits import arm, disarm
+from skyward.node.worker.call_limits import Mark, arm, blank_mark, disarm
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
@@ -56,7 +56,6 @@ from skyward.wire.messages import (
 
 log = logging.getLogger("skyward.node.worker.call_runner")
 
-Mark = MutableSequence[int] | memoryview
 _ALONE = CallContext()
 _GIB = 1 << 30
 _SHARED_LIMIT = 0.9
@@ -187,7 +186,7 @@ class CallRunner:
         self.functions: dict[str, SentFunction] = {}
         self.memory_limit_bytes = 0
         self.shared_results: SharedResults | None = None
-        self._begun: Mark = [0, 0, 0, 0] if begun is None else begun
+        self._begun: Mark = blank_mark() if begun is None else begun
         self._outlet = outlet
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, cast
 
+from skyward.node.worker.call_limits import ARRIVED, Mark
+
 LAST_WORDS_BYTES = 8 << 10
 """Longest report of last words, in bytes."""
 # In JSON six times as long (control characters), and must stay below asyncio's limit of a line, 64 KiB.
@@ -55,21 +57,20 @@ class WorkerLog:
 
     Args:
         path: the log; created if missing, appended to otherwise.
-        mark: file for an offset in the log: nothing before it counts as last words.
+        mark: the worker's mark, with an offset in the log: nothing before it counts as last words.
     """
 
-    def __init__(self, path: Path, mark: Path) -> None:
+    def __init__(self, path: Path, mark: Mark) -> None:
         self.lock = threading.RLock()  # a finalizer that prints may run while its thread holds it
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="utf-8") as file:
             # An empty log could be any empty file: is_quiet would not know, and each call would check its descriptors.
             file.write(f"the worker runs as process {os.getpid()}\n")
         self._reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._marking = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._mark = mark
         self._path = path
         self._feeding = False
         self._standard: int | None = None
         self.position = self.whole = self.size
-        self._marked = -1
         self.mark(self.whole)
         # Without a buffer, which would have a lock that a forked child might find held.
         raw = cast("io.BufferedWriter", io.FileIO(os.dup(2), "w"))
@@ -144,19 +145,17 @@ class WorkerLog:
 
     def mark(self, until: int) -> None:
         """Record that all captured output up to an offset has arrived, and is no part of the last words."""
-        if self._marked != until:
-            self._marked = until
-            os.pwrite(self._marking, until.to_bytes(8, "little"), 0)
+        self._mark[ARRIVED] = until
 
     @property
     def is_marked(self) -> bool:
         """Return True if all whole lines that were handed over are marked."""
-        return self._marked == self.whole
+        return self._mark[ARRIVED] == self.whole
 
     def close(self) -> None:
         """Close the files, except for descriptors 1 and 2."""
         self.own.close()
-        for descriptor in (self._reading, self._marking, self._standard):
+        for descriptor in (self._reading, self._standard):
             if descriptor is not None:
                 os.close(descriptor)
 
@@ -171,15 +170,14 @@ class WorkerLog:
         self.position = end
 
 
-def take_last_words(log: Path, mark: Path) -> LastWords:
-    """Return the output that a worker had not delivered when it ended, once: the mark moves to the end."""
-    with suppress(OSError), mark.open("r+b") as marking, log.open("rb") as reading:
-        end = reading.seek(0, os.SEEK_END)
-        begin = int.from_bytes(marking.read(8), "little")
+def take_last_words(log: Path, mark: Mark) -> LastWords:
+    """Return the output that a worker had not delivered when it ended, once: its mark moves to the end."""
+    if not (begin := mark[ARRIVED]):  # it never opened its log
+        return LastWords(data=b"", at=0)
+    with suppress(OSError), log.open("rb") as reading:
+        end = mark[ARRIVED] = reading.seek(0, os.SEEK_END)
         start = max(begin, end - LAST_WORDS_BYTES)
         reading.seek(start)
-        marking.seek(0)
-        marking.write(end.to_bytes(8, "little"))
         return LastWords(data=reading.read(max(0, end - start)), at=start, omitted=start - begin)
     return LastWords(data=b"", at=0)
 

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Coroutine, Mapping, MutableSequence, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from skyward.base.descriptors import Descriptors
 from skyward.base.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
 from skyward.events.log_files import DEFAULT_LEVELS
+from skyward.node.worker.call_limits import Mark
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.output import CallOutput, TakenLevels
@@ -86,7 +87,7 @@ class LaneServer:
         incarnation: str,
         blob_dirs: Sequence[Path],
         log: WorkerLog | None = None,
-        begun: MutableSequence[int] | memoryview | None = None,
+        begun: Mark | None = None,
         shared_results: SharedResults | None = None,
     ) -> None:
         self.output = CallOutput(

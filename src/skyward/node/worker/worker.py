@@ -27,7 +27,7 @@ from skyward.distributed.runtime import enter_task
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process, read_commands
 from skyward.node.services import Service, WorkerHost
-from skyward.node.worker.call_limits import enter, mark_path, open_mark
+from skyward.node.worker.call_limits import Mark, blank_mark, enter, mark_path, open_mark
 from skyward.node.worker.child_processes import call_in_this_process, prepare_multiprocessing
 from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.lane_server import LaneServer
@@ -82,10 +82,11 @@ class Worker:
         self._number = number
         self._incarnation = incarnation
         self._reports = reports
-        worker_log = WorkerLog(Path(plan.worker_log(number)), Path(plan.worker_mark(number)))
+        mark = open_mark(mark_path(plan.ready.blob_dir, incarnation)) or blank_mark()
+        worker_log = WorkerLog(Path(plan.worker_log(number)), mark)
         worker_log.redirect()
         self._lane_loop = LoopThread()
-        self._lane = self._lane_loop.call(self._open_lane(worker_log))
+        self._lane = self._lane_loop.call(self._open_lane(worker_log, mark))
         self._lane.output.install()
         self._lane.runner.memory_limit_bytes = plan.memory_limit_bytes
         host = WorkerHost(
@@ -105,17 +106,14 @@ class Worker:
         )
         os.register_at_fork(after_in_child=self._leave_connections)
 
-    async def _open_lane(self, worker_log: WorkerLog) -> LaneServer:
+    async def _open_lane(self, worker_log: WorkerLog, mark: Mark) -> LaneServer:
+        enter(mark)
         ready = self._plan.ready
-        begun = open_mark(mark_path(ready.blob_dir, self._incarnation))
-        if begun is not None:
-            enter(begun)
-        blob_dirs = (Path(ready.blob_dir), Path(ready.blob_dir_disk))
         return LaneServer(
             incarnation=self._incarnation,
-            blob_dirs=blob_dirs,
+            blob_dirs=(Path(ready.blob_dir), Path(ready.blob_dir_disk)),
             log=worker_log,
-            begun=begun,
+            begun=mark,
             shared_results=SharedResults(Path(ready.blob_dir), f"result-{self._number}-"),
         )
 

@@ -14,7 +14,7 @@ import pytest
 from skyward.events import GpuMetrics, Metrics
 from skyward.node.cgroups import find_memory_cgroup
 from skyward.node.gpu.nvml import open_nvml
-from skyward.node.supervisor.sampling import MetricsSampler, open_sampler, read_gpus
+from skyward.node.supervisor.load_metrics import MetricsSampler, open_sampler, read_gpus
 from skyward.wire.control import NodeMetrics
 from support.gpus import FakeGpu, FakeGpus, Machine, cut
 

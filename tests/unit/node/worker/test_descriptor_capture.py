@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from skyward.node.worker.call_limits import Mark, blank_mark, make_mark, open_mark
 from skyward.node.worker.descriptor_capture import LAST_WORDS_BYTES, WorkerLog, take_last_words
 from skyward.node.worker.output import CallOutput, OutputRouter
 from skyward.wire.messages import LogPiece
@@ -20,7 +21,7 @@ class Worker:
     """A worker's log and calls. ``write`` is what a subprocess does."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.mark = folder / "worker-0.log", folder / "worker-0.mark"
+        self.path, self.mark = folder / "worker-0.log", blank_mark()
         self.path.write_text("of the process before\n")
         self.log = WorkerLog(self.path, self.mark)
         self.sent: list[tuple[int, str]] = []
@@ -117,7 +118,7 @@ class FailingLog(WorkerLog):
 def test_a_log_that_cannot_be_read_fails_no_call(
     worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = FailingLog(tmp_path / "log", tmp_path / "mark")
+    log = FailingLog(tmp_path / "log", blank_mark())
     output = CallOutput(worker.deliver, log=log)
     stdout = OutputRouter(sys.stdout, stream="stdout", current=output.current, own=log.own)
     log.fails = True
@@ -135,8 +136,9 @@ class TestTheWorkersOwnMessages:
             import logging, pathlib, sys
             handler = logging.StreamHandler(sys.stderr)
             logging.getLogger("dask").addHandler(handler)
+            from skyward.node.worker.call_limits import blank_mark as opened_mark
             from skyward.node.worker.descriptor_capture import WorkerLog
-            log = WorkerLog(pathlib.Path(sys.argv[1], "log"), pathlib.Path(sys.argv[1], "mark"))
+            log = WorkerLog(pathlib.Path(sys.argv[1], "log"), opened_mark())
             log.redirect()
             logging.getLogger("dask").warning("trouble")
             log.own.write("größer\\n")
@@ -158,24 +160,34 @@ class TestTheWorkersOwnMessages:
     def test_a_log_has_a_line_from_the_start_so_that_calls_without_output_cost_no_check(self, tmp_path: Path) -> None:
         program = """if True:
             import pathlib, sys
+            from skyward.node.worker.call_limits import blank_mark as opened_mark
             from skyward.node.worker.descriptor_capture import WorkerLog
-            log = WorkerLog(pathlib.Path(sys.argv[1], "log"), pathlib.Path(sys.argv[1], "mark"))
+            log = WorkerLog(pathlib.Path(sys.argv[1], "log"), opened_mark())
             log.redirect()
             assert log.is_quiet
         """
         run(program, tmp_path)
 
 
+def opened_mark(folder: Path) -> Mark:
+    mark = open_mark(str(folder / "mark"))
+    assert mark is not None
+    return mark
+
+
 def run(program: str, folder: Path, expected: int = 0) -> None:
+    make_mark(str(folder / "mark"))
     done = subprocess.run([sys.executable, "-c", program, str(folder)], timeout=60, check=False)
     assert done.returncode == expected, (folder / "log").read_text()
 
 
 REDIRECTED = """if True:
     import ctypes, os, pathlib, sys, threading, warnings
+    from skyward.node.worker.call_limits import open_mark
     from skyward.node.worker.descriptor_capture import WorkerLog
     from skyward.node.worker.output import CallOutput
-    log = WorkerLog(pathlib.Path(sys.argv[1], "log"), pathlib.Path(sys.argv[1], "mark"))
+    def opened_mark(): return open_mark(os.path.join(sys.argv[1], "mark"))
+    log = WorkerLog(pathlib.Path(sys.argv[1], "log"), opened_mark())
     log.redirect()
     sent = []
     output = CallOutput(lambda call, pieces, end=0, /: sent.extend(piece.text for piece in pieces), log=log)
@@ -309,7 +321,7 @@ class TestDescriptors:
         crash()
 """
         run(REDIRECTED + program, tmp_path, expected=-11)
-        words = take_last_words(tmp_path / "log", tmp_path / "mark").data.decode()
+        words = take_last_words(tmp_path / "log", opened_mark(tmp_path)).data.decode()
 
         assert words.startswith("Fatal Python error: Segmentation fault")
         assert "in crash" in words
@@ -385,4 +397,4 @@ class TestLastWords:
         assert words.omitted == 2 * LAST_WORDS_BYTES + 3
 
     def test_of_a_worker_that_never_opened_its_log_are_none(self, tmp_path: Path) -> None:
-        assert take_last_words(tmp_path / "log", tmp_path / "mark").data == b""
+        assert take_last_words(tmp_path / "log", blank_mark()).data == b""

@@ -36,7 +36,7 @@ from skyward.node.supervisor.start_order import (
 from skyward.node.supervisor.supervisor import Supervisor
 from skyward.wire.node_config import NodeConfig, NodeReady
 
-log = logging.getLogger("skyward.node.supervisor.daemon")
+log = logging.getLogger("skyward.node.supervisor.start")
 
 
 def run_program() -> None:

@@ -17,12 +17,21 @@ from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wa
 from skyward.node.plan import NodePlan
 from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
 from skyward.node.supervisor.forking import Fork, Zygote
-from skyward.node.worker.call_limits import Overrun, make_mark, mark_path, open_mark, overrun, process_of, take_mark
+from skyward.node.worker.call_limits import (
+    Overrun,
+    blank_mark,
+    make_mark,
+    mark_path,
+    open_mark,
+    overrun,
+    process_of,
+    take_mark,
+)
 from skyward.node.worker.descriptor_capture import take_last_words
 from skyward.node.worker.lane_watchdog import DEAF, DEAF_REASON
 from skyward.wire.control import Report, RunService, Start, WorkerExit, WorkerRunning
 
-log = logging.getLogger("skyward.node.supervisor.worker_slot")
+log = logging.getLogger("skyward.node.supervisor.worker_restarts_and_limits")
 
 _PROGRAM = "skyward.node.worker.worker"
 _GIB = 1 << 30
@@ -198,7 +207,7 @@ class WorkerSlot:
         if (pid := process.pid) is not None:
             # A forked child would hold the port that the next incarnation needs: ports are fixed for the node's life.
             kill_session(pid)
-        last = take_last_words(Path(self._plan.worker_log(self._worker)), Path(self._plan.worker_mark(self._worker)))
+        last = take_last_words(Path(self._plan.worker_log(self._worker)), process.mark or blank_mark())
         # One that never accepted calls has printed nothing of theirs: messages of the node say why it did not come up.
         last_words = last.data if pid is not None else end_of_log(self._plan.config.workdir).encode()
         over = process.overrun
