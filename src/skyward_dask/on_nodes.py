@@ -41,6 +41,7 @@ _NOTICE_S = 0.05
 _SETTINGS: dict[str, Any] = {
     "distributed.worker.profile.interval": "100ms",
     "distributed.worker.memory.monitor-interval": "200ms",
+    "distributed.worker.http.routes": [],  # it serves none of the pages, whose modules are imported for nothing
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.admin.system-monitor.gil.enabled": False,

@@ -306,7 +306,7 @@ class _Unrunnable(_TaskWatch):
             self._note(worker)
         self._fail_all()
 
-    def _offered(self) -> list[WorkerOffer]:
+    def _expected(self) -> list[WorkerOffer]:
         here = {worker.name for worker in self._scheduler.workers.values()}
         return [offer for name, offer in self._offers.items() if name in here or name not in self._forgotten]
 
@@ -327,7 +327,7 @@ class _Unrunnable(_TaskWatch):
 
     def _fail(self, task: Any) -> None:
         places = {*(task.worker_restrictions or ()), *(task.host_restrictions or ())}
-        reason = unmet_demand(task.resource_restrictions or {}, places, self._offered())
+        reason = unmet_demand(task.resource_restrictions or {}, places, self._expected())
         if not reason or task not in self._scheduler.unrunnable:
             return
         log.info("task %s fails: %s", task.key, reason)

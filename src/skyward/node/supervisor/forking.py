@@ -29,9 +29,10 @@ from tenacity import AsyncRetrying, retry_if_result, wait_exponential, wait_rand
 
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.platform import wait_for_end
-from skyward.node.plan import NodePlan
+from skyward.node.plan import NodePlan, package_versions
 from skyward.node.processes import close_all_but, end_all, exit_reason, fits_arguments, name_process, show_arguments
 from skyward.node.supervisor.start_order import PROGRAM
+from skyward.request.front_ends import COUNTERPARTS
 
 log = logging.getLogger("skyward.node.supervisor.forking")
 
@@ -247,6 +248,7 @@ def _import(modules: Sequence[str]) -> None:
     # OpenSSL looks its algorithms up for the first two contexts of a process, which takes 8 and 3 ms, 0.3 after that.
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         ssl.SSLContext(protocol)
+    package_versions(COUNTERPARTS)  # the first look at metadata imports parsers of e-mail, for 6 ms
     gc.freeze()  # collecting would write to memory that is shared with every fork
 
 
