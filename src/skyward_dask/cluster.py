@@ -365,7 +365,7 @@ class SkywardCluster(Cluster):
             await self._connect()
         except BaseException:
             await self._release()
-            await asyncio.to_thread(self._close_pool)
+            await self._end_pool()
             raise
 
     def _refuse_closed_pool(self) -> None:
@@ -379,6 +379,10 @@ class SkywardCluster(Cluster):
         """Close an own pool. Blocks until it is closed, also if another thread is closing it. Idempotent."""
         if self._own_pool is not None:
             self._own_pool.close()
+
+    async def _end_pool(self) -> None:
+        if self._own_pool is not None:
+            await self._own_pool.__aexit__(None, None, None)
 
     async def _connect(self) -> None:
         await self._join(await asyncio.to_thread(self._scheduler))
@@ -478,7 +482,7 @@ class SkywardCluster(Cluster):
 
     async def _close(self) -> None:
         await self._release()
-        await asyncio.to_thread(self._close_pool)
+        await self._end_pool()
 
     def close(self, timeout: float | None = None) -> Awaitable[None] | None:
         """Close the connection, and the pool if the cluster owns it. Idempotent.
