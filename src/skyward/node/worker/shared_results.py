@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import sys
 import threading
 import time
 import uuid
@@ -128,6 +129,8 @@ class SharedResults:
             return chosen
 
     def _create(self, nbytes: int) -> _Segment | None:
+        if sys.platform != "linux":  # there is no folder in memory
+            return None
         with self._lock:
             if len(self._used) >= _MOST_SEGMENTS:  # the client holds a descriptor for each
                 return None
@@ -146,6 +149,8 @@ class SharedResults:
         return _Segment(path.name, nbytes)
 
     def _map(self, segment: _Segment) -> mmap.mmap | None:
+        if sys.platform != "linux":
+            return None
         try:
             descriptor = os.open(self._folder / segment.name, os.O_RDWR | os.O_CLOEXEC)
             try:
