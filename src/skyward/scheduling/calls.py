@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from skyward.base.platform import allocate_memory
-from skyward.errors import PoolStateError, SerializationError
+from skyward.errors import PoolStateError, SerializationError, WorkerLostError
 from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.log_files import record_line
 from skyward.hidden_frames import hide_frames, is_explained
@@ -347,9 +347,9 @@ class Incoming:
         if outcome.error is not None:
             return RawOutcome(error=outcome.error, seconds=outcome.seconds, worker=worker)
         if self._no_memory is not None:
-            too_large = _too_large(sum(outcome.part_bytes), worker, self._no_memory)
-            return RawOutcome(error=too_large, seconds=outcome.seconds, worker=worker)
-        parts = [self._parts[index] for index in range(len(outcome.part_bytes))]
+            error = _not_received(sum(outcome.part_bytes), worker, self._no_memory)
+            return RawOutcome(error=error, seconds=outcome.seconds, worker=worker)
+        parts = [self._parts.pop(index) for index in range(len(outcome.part_bytes))]  # the caller drops the call later
         data = outcome.data or parts.pop(0)
         return RawOutcome(data=data, buffers=tuple(parts), seconds=outcome.seconds, worker=worker)
 
@@ -387,7 +387,11 @@ def _own_memory(size: int) -> memoryview:
     return memoryview(allocate_memory(size))
 
 
-def _too_large(size: int, worker: WorkerId, cause: OSError | MemoryError) -> MemoryError:
+def _not_received(size: int, worker: WorkerId, cause: OSError | MemoryError) -> WorkerLostError | MemoryError:
+    if isinstance(cause, FileNotFoundError):
+        reason = "its file in the node's folder in memory was removed, by a call or with its node"
+        message = f"the result of a call that ran on node {worker.node}, worker {worker.worker} is lost: {reason}"
+        return WorkerLostError(message, node=worker.node, worker=worker.worker, reason=reason)
     return MemoryError(
         f"the result of a call that ran on node {worker.node}, worker {worker.worker} has {size / 1e6:,.0f} MB, "
         f"and this process has no memory for it ({cause}): raise its memory limit, drop earlier results, or have "

@@ -9,7 +9,6 @@ import math
 import re
 import socket
 import ssl
-import sys
 import time
 import uuid
 from collections import defaultdict, deque
@@ -135,9 +134,9 @@ class AttachedNode:
         network = "" if handle.access.on_this_machine else handle.instance.network
         # By the network's name, never by trying: islands that bind to loopback have addresses in common.
         self.blobs = exchanges[network].join(handle) if network else NodeBlobs(handle)
-        # Elsewhere the folder is on disk, and results would wait for it.
-        in_memory = handle.access.on_this_machine and sys.platform == "linux"
-        self.shared_folder = handle.ready.blob_dir if in_memory else ""
+        # Where there is no memory for it, the folder is the one on disk, and results would wait for that.
+        in_memory = handle.ready.blob_dir != handle.ready.blob_dir_disk
+        self.shared_folder = handle.ready.blob_dir if handle.access.on_this_machine and in_memory else ""
         self.call_ports = itertools.cycle(handle.ready.call_ports)
 
 

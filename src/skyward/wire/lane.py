@@ -27,7 +27,7 @@ from skyward.base.descriptors import Descriptors
 from skyward.base.platform import MutableEvents, mutable_events
 from skyward.base.waiting import EAGER_S
 from skyward.wire.frames import LENGTH, TEXTS, forget_tls_errors
-from skyward.wire.messages import Item, LaneItem, ResultChunk
+from skyward.wire.messages import Item, LaneItem, result_bytes
 
 log = logging.getLogger("skyward.wire")
 
@@ -228,7 +228,7 @@ class Session:
     Attributes:
         seen: number of the last item received.
         ack_owed: True if the peer waits for an acknowledgement that no message has carried yet.
-        unacknowledged_bytes: size of the bulk items received since the last acknowledgement.
+        unacknowledged_bytes: size of the large results received since the last acknowledgement.
         kept_bytes: approximate size of the items collected that the peer has not acknowledged.
     """
 
@@ -302,7 +302,7 @@ class Session:
 
         Args:
             message: the message.
-            nbytes: size of the bulk items in it.
+            nbytes: size of the large results in it.
 
         Raises:
             BrokenSessionError: items before these are missing.
@@ -482,11 +482,7 @@ class Link:
                     if connection is not self._connection:
                         return
                     for message in connection.receive():
-                        nbytes = 0
-                        for item in message[2]:
-                            if item[0] == ResultChunk.CODE:  # the only bulk items: an acknowledgement is credit
-                                nbytes += len(item[-1])
-                        fresh += self.session.receive(message, nbytes)
+                        fresh += self.session.receive(message, sum(map(result_bytes, message[2])))
             except Exception as error:
                 with self._lock:
                     if self._connection is connection:

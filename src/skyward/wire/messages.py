@@ -15,6 +15,8 @@ Item = Sequence[Any]
 
 _HEAD_BYTES = 64
 """Approximate size of an item besides its pickles."""
+_ALIGNMENT = 64
+"""Divides the address of each part of a result: the most that vector instructions and Arrow ask for."""
 
 
 class WirePart:
@@ -153,8 +155,8 @@ class Outcome(WirePart):
         data: the result's pickle, if it is small and there was no error.
         part_bytes: sizes of the parts that came as chunks or in a segment: the pickle's buffers; the pickle itself
             comes first if ``data`` is empty.
-        segment: name of the file in memory with those parts, one after the other, where the client shares it with
-            the worker; empty if they came as chunks.
+        segment: name of the file in memory with those parts, at :func:`places_in_segment`, where the client shares
+            it with the worker; empty if they came as chunks.
         error: the exception; None if the call returned.
     """
 
@@ -163,6 +165,17 @@ class Outcome(WirePart):
     part_bytes: tuple[int, ...] = ()
     segment: str = ""
     error: PackedError | None = None
+
+
+def places_in_segment(part_bytes: Sequence[int]) -> list[int]:
+    """Return the offset of each part of a result in its segment, and the segment's size after them.
+
+    Arrays lie in the parts: at an odd address, compiled code would be slower or refuse them.
+    """
+    places = [0]
+    for nbytes in part_bytes:
+        places.append(-(-(places[-1] + nbytes) // _ALIGNMENT) * _ALIGNMENT)
+    return places
 
 
 def _size_of(wire: Any) -> int:
@@ -344,6 +357,13 @@ class CallResult(LaneItem):
     call_id: int
     outcome: Outcome
 
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item in bytes, with the memory that it shares."""
+        # A worker whose client is away must not fill the memory that they share, either (docs/decisions/002).
+        shared_bytes = sum(self.outcome.part_bytes) if self.outcome.segment else 0
+        return _HEAD_BYTES + _size_of(self.to_wire()) + shared_bytes
+
     @classmethod
     def from_wire(cls, call_id: int, outcome: Sequence[Any]) -> CallResult:
         """Return the record of a list's fields."""
@@ -521,6 +541,16 @@ def to_worker(item: Item) -> ToWorker:
 def to_client(item: Item) -> ToClient:
     """Return the record of an item from a worker; raises as :func:`to_worker`."""
     return _TO_CLIENT[item[0]](*item[1:])
+
+
+def result_bytes(item: Item) -> int:
+    """Return the size of a large result in an item as received; its worker waits until it is acknowledged."""
+    if item[0] == ResultChunk.CODE:
+        return len(item[-1])
+    if item[0] == CallResult.CODE:
+        _, _, part_bytes, segment, _ = item[2]
+        return sum(part_bytes) if segment else 0  # without a segment, they have come as chunks
+    return 0
 
 
 def answered_calls(item: Item) -> Sequence[int]:

@@ -35,6 +35,11 @@ def nested(value: int) -> tuple[bytes, dict[str, NDArray[np.uint8]]]:
 
 
 @sky.compute
+def unevenly_sized() -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    return np.ones(SIZE + 1, np.uint8), np.arange(SIZE / 8)
+
+
+@sky.compute
 def folder() -> str:
     return os.environ["SKYWARD_BLOB_DIRS"].split(os.pathsep)[0]
 
@@ -61,6 +66,10 @@ def test_results_are_the_callers_own(pool: sky.ComputePool) -> None:
     text, arrays = nested(3) >> pool
     assert text == bytes([3]) * SIZE
     assert all((array == 3).all() for array in arrays.values())
+    (odd, numbers) = unevenly_sized() >> pool
+    assert set(odd) == {1}
+    assert numbers.flags.aligned
+    assert (numbers == np.arange(SIZE // 8)).all()
     together = sky.gather(*[filled(value) for value in range(8)]) >> pool
     assert [set(array) for array in together] == [{value} for value in range(8)]
 

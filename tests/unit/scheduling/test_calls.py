@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import pickle
 import sys
+from pathlib import Path
 
 import pytest
 
-from skyward.errors import RemoteError
+from skyward.errors import RemoteError, WorkerLostError
 from skyward.events import Error, LogLine
 from skyward.scheduling.calls import CallGang, CallNumbers, Incoming, LiveCall, RawOutcome
 from skyward.scheduling.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
+from skyward.scheduling.mapped_results import MappedResults
 from skyward.shipping.function_cache import PackedFunction
 from skyward.shipping.pickling import pack
 from skyward.shipping.remote_exceptions import unpack_error
-from skyward.wire.messages import EmittedEvent, LogPiece, Outcome, PackedError, Payload, PrintedLines, ResultChunk
+from skyward.wire.messages import (
+    EmittedEvent,
+    LogPiece,
+    Outcome,
+    PackedError,
+    Payload,
+    PrintedLines,
+    ReleaseSegments,
+    ResultChunk,
+)
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 
@@ -118,6 +129,23 @@ def test_a_result_without_memory_for_it_is_a_memory_error_and_its_other_pieces_a
     raw = incoming.outcome(Outcome(seconds=0.5, data=b"", part_bytes=(3, 1 << 48, 3)), WorkerId(0, 1))
     with pytest.raises(MemoryError, match="281,474,977 MB"):
         raw.value()
+
+
+class Released(list[ReleaseSegments]):
+    """Takes what is released."""
+
+    def take(self, item: ReleaseSegments) -> None:
+        self.append(item)
+
+
+def test_a_result_whose_segment_was_removed_is_lost_with_the_reason(tmp_path: Path) -> None:
+    results = MappedResults(str(tmp_path), Released().take)
+    outcome = Outcome(seconds=0.5, data=b"x", part_bytes=(3,), segment="missing")
+    incoming = Incoming()
+    incoming.map_segment(outcome, results)
+    error = incoming.outcome(outcome, A).error
+    assert isinstance(error, WorkerLostError)
+    assert "node 0, worker 0 is lost: its file" in str(error)
 
 
 def test_an_emitted_event_arrives_as_itself() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from skyward.scheduling.calls import LiveCall
 from skyward.scheduling.dispatch import WorkerId
-from skyward.scheduling.worker_link import WorkerLink
+from skyward.scheduling.worker_link import AttachedNode, WorkerLink
+from skyward.shipping.blobs import Exchange
 from skyward.shipping.function_cache import PackedFunction
 from skyward.shipping.project_modules import SourceSet
 from skyward.wire.messages import ModuleSource, Payload, StoreSources, ToWorker
@@ -44,3 +48,17 @@ async def test_sources_of_many_projects_are_sent_in_items_that_a_message_can_car
     items = [item for item in link.pushed if isinstance(item, StoreSources)]
     assert [each.name for item in items for each in item.sources] == names
     assert max(item.nbytes for item in items) < 16 * MIB
+
+
+@pytest.mark.parametrize(
+    ("here", "folder", "shared"),
+    [(True, "/dev/shm/it", "/dev/shm/it"), (True, "/work/blobs", ""), (False, "/dev/shm/it", "")],
+    ids=["in memory", "on disk", "elsewhere"],
+)
+def test_results_are_shared_where_the_nodes_folder_is_in_the_memory_of_this_machine(
+    here: bool, folder: str, shared: str
+) -> None:
+    access = SimpleNamespace(on_this_machine=here)
+    ready = SimpleNamespace(blob_dir=folder, blob_dir_disk="/work/blobs", call_ports=[1])
+    node: Any = SimpleNamespace(access=access, ready=ready, instance=SimpleNamespace(network=""))
+    assert AttachedNode(node, defaultdict(Exchange)).shared_folder == shared

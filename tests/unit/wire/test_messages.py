@@ -90,6 +90,28 @@ def test_a_record_arrives_as_it_was(item: ToWorker | ToClient) -> None:
     assert bool(answered_calls(received)) == deciding
 
 
+@pytest.mark.parametrize(
+    ("item", "nbytes"),
+    [
+        (ResultChunk(1, 0, 8, 4, b"abcd"), 4),
+        (CallResult(1, Outcome(seconds=0.5, part_bytes=(30 << 20, 4), segment="result-0-1")), (30 << 20) + 4),
+        (CallResult(1, Outcome(seconds=0.5, part_bytes=(30 << 20, 4))), 0),
+        (SmallResults((1, 2), (0.1, 0.2), (b"x", b"y")), 0),
+        (GangAddress(1, "a"), 0),
+    ],
+    ids=repr,
+)
+def test_the_memory_of_a_large_result_counts_until_it_is_acknowledged(item: ToClient, nbytes: int) -> None:
+    """Or a worker whose client is away would fill it."""
+    assert messages.result_bytes(over_the_wire(item)) == nbytes
+    assert nbytes <= item.nbytes < nbytes + 1000
+
+
+def test_parts_of_a_segment_begin_where_arrays_may() -> None:
+    assert messages.places_in_segment([]) == [0]
+    assert messages.places_in_segment([1, 64, 0, 65, 7]) == [0, 64, 128, 128, 256, 320]
+
+
 def test_every_record_is_tried() -> None:
     assert {*get_args(ToWorker), *get_args(ToClient)} == {type(item) for item in (*TO_WORKER, *TO_CLIENT)}
 

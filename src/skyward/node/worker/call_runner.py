@@ -467,8 +467,11 @@ class CallRunner:
 
     def _answer_shared(self, call_id: int, client: int, outcome: Outcome) -> None:
         with self._lock:
-            if self._clients == client:
+            has_receiver = self._clients == client
+            if has_receiver:
                 self._outlet.push(CallResult(call_id, outcome))
+        if not has_receiver and self.shared_results is not None:  # the last client's segments may be removed already
+            self.shared_results.release([outcome.segment], reusable=False)
         self._outlet.flush_soon()
 
     def _load(self, payload: Payload) -> tuple[Any, ModuleType | None]:

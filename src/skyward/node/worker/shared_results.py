@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from skyward.wire.messages import places_in_segment
+
 SHARED_BYTES: Final = 4 << 20
 """Size of a result in bytes from which it is shared: below it a file costs more than a copy."""
 
-_MOST_SEGMENTS: Final = 1024
 _FREE_BYTES: Final = 1 << 30
 _FREE_S: Final = 10.0
 _MAPPED_BYTES: Final = 1 << 30
@@ -65,7 +66,7 @@ class SharedResults:
         self._free: list[_Segment] = []
 
     def store(self, parts: Sequence[memoryview], memory_limit_bytes: int = 0) -> str:
-        """Copy the parts of a result one after the other into a segment.
+        """Copy the parts of a result into a segment.
 
         Args:
             parts: the parts.
@@ -74,14 +75,14 @@ class SharedResults:
         Returns:
             The segment's name; empty if there is no room for it.
         """
-        nbytes = sum(part.nbytes for part in parts)
+        *places, nbytes = places_in_segment([part.nbytes for part in parts])
         segment = self._take(nbytes) or self._create(nbytes)
         if segment is None:
             return ""
         mapping = segment.mapping or self._map(segment)
         if mapping is None:
             return ""
-        _copy(parts, mapping)
+        _copy(parts, places, mapping)
         bound = min(_MAPPED_BYTES, memory_limit_bytes // _MAPPED_SHARE) if memory_limit_bytes else _MAPPED_BYTES
         with self._lock:
             segment.mapping = mapping if self._mapped_bytes() + segment.nbytes <= bound else None
@@ -114,7 +115,8 @@ class SharedResults:
             self._used.clear()
             self._free.clear()
             for file in self._folder.glob(f"{self._prefix}*"):
-                file.unlink(missing_ok=True)
+                with suppress(OSError):
+                    file.unlink()
 
     def _mapped_bytes(self) -> int:
         return sum(segment.nbytes for segment in (*self._used.values(), *self._free) if segment.mapping is not None)
@@ -131,9 +133,6 @@ class SharedResults:
     def _create(self, nbytes: int) -> _Segment | None:
         if sys.platform != "linux":  # there is no folder in memory
             return None
-        with self._lock:
-            if len(self._used) >= _MOST_SEGMENTS:  # the client holds a descriptor for each
-                return None
         path = self._folder / f"{self._prefix}{uuid.uuid4().hex}"
         try:
             if nbytes > shutil.disk_usage(self._folder).free // 2:  # other programs use this memory, too
@@ -166,11 +165,9 @@ class SharedResults:
             (self._folder / segment.name).unlink()
 
 
-def _copy(parts: Sequence[memoryview], mapping: mmap.mmap) -> None:
-    place = 0
+def _copy(parts: Sequence[memoryview], places: Sequence[int], mapping: mmap.mmap) -> None:
     with memoryview(mapping) as memory:
-        for part in parts:
+        for part, place in zip(parts, places, strict=True):
             for offset in range(0, part.nbytes, _PIECE_BYTES):  # in between, other threads run
                 piece = part[offset : offset + _PIECE_BYTES]
                 memory[place + offset : place + offset + piece.nbytes] = piece
-            place += part.nbytes

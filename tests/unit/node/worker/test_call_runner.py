@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
 from skyward.node.worker.output import CallOutput
+from skyward.node.worker.shared_results import SHARED_BYTES, SharedResults
 from skyward.shipping.pickling import LARGE_BYTES, pack
 from skyward.wire.messages import CallResult, Payload, ResultChunk, SmallResults, ToClient
 
@@ -113,6 +114,23 @@ def test_an_exception_that_exits_when_it_is_pickled_fails_its_call_only() -> Non
     outlet.run(deadly, small)
     assert outlet.error(1).type_name.endswith("DeadlyError")
     assert outlet.succeeded == [2]
+
+
+def test_a_shared_result_for_a_client_that_is_gone_is_removed(tmp_path: Path) -> None:
+    outlet = Outlet()
+
+    class NewClientMeanwhile(SharedResults):
+        def store(self, parts: Sequence[memoryview], memory_limit_bytes: int = 0) -> str:
+            outlet.runner.reset()
+            self.clear()
+            name = super().store(parts, memory_limit_bytes)
+            assert (tmp_path / name).exists()
+            return name
+
+    outlet.runner.shared_results = NewClientMeanwhile(tmp_path, "result-0-")
+    outlet.run(lambda: bytes(SHARED_BYTES))
+    assert outlet.items == []
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_call_of_a_client_that_is_gone_answers_nobody() -> None:
