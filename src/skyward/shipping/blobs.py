@@ -7,9 +7,11 @@ import ctypes
 import errno
 import logging
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, Protocol
 
 from blake3 import blake3
@@ -31,6 +33,8 @@ _FUNCTION_BYTES = 64 << 20
 _AT_ONCE = 2
 # Sources named in one order, so that a lost one costs no further round trip through the client.
 _SOURCES = 3
+# Nodes that are compared for each transfer, so that its cost does not grow with their number.
+_CONSIDERED = 8
 # Nodes that cannot reach each other are detected once, within three seconds (decision 011).
 _TRIALS = 2
 
@@ -88,7 +92,6 @@ class Stored:
         in_memory: True if the file lies in the folder in memory.
         arriving: task that is done when the blob has arrived.
         users: number of calls that hold it, and of nodes that fetch it from this one; while positive it stays.
-        moving: True while it is being sent or fetched; before, its node may wait for another node to get it.
         of_function: True for a part of a function; those have a bound of their own.
     """
 
@@ -97,7 +100,6 @@ class Stored:
     in_memory: bool
     arriving: asyncio.Task[None] | None = None
     users: int = 0
-    moving: bool = False
     of_function: bool = False
 
 
@@ -162,11 +164,6 @@ class NodeBlobs:
         """Return True if the node has the whole blob."""
         stored = self._stored.get(blob_id)
         return stored is not None and stored.arriving is not None and stored.arriving.done()
-
-    def moving(self, blob_id: str) -> asyncio.Task[None] | None:
-        """Return the task of a blob that is being sent or fetched; None if it is not."""
-        stored = self._stored.get(blob_id)
-        return stored.arriving if stored is not None and stored.moving and not self.has(blob_id) else None
 
     def hold_stored(self, blob_id: str) -> Stored:
         """Hold a blob of this node, for a call or while another node fetches it; see :meth:`release`."""
@@ -245,8 +242,15 @@ class NodeBlobs:
             await self._bring(blob, stored)
 
     async def _bring(self, blob: Blob, stored: Stored) -> None:
-        if self._exchange is not None and await self._fetch(self._exchange, blob.id, stored):
-            return  # the node has compared the content with the name
+        if self._exchange is None:
+            await self._send(blob, stored)
+            return
+        with self._exchange.spreading(blob.id, self) as spread:
+            # The node compares the content with the name.
+            if not await self._fetch(self._exchange, spread, stored):
+                await self._send(blob, stored)
+
+    async def _send(self, blob: Blob, stored: Stored) -> None:
         await self.node.transport.put(blob.view, stored.path)
         # Hashed again after it was sent: a changed buffer under the old name would reach later calls as their argument.
         if await asyncio.to_thread(_digest, blob.view) != blob.id:
@@ -275,7 +279,7 @@ class NodeBlobs:
     async def _remove(self, paths: Sequence[str]) -> None:
         await self.node.transport.run(["rm", "-f", *paths], timeout_s=_REMOVE_TIMEOUT_S)
 
-    async def _fetch(self, exchange: Exchange, blob_id: str, stored: Stored) -> bool:
+    async def _fetch(self, exchange: Exchange, spread: _Spread, stored: Stored) -> bool:
         """Have the node fetch a blob from another one; return False if the client has to send it.
 
         Raises:
@@ -283,37 +287,41 @@ class NodeBlobs:
             UnreachableError: the connection to the node was lost meanwhile.
         """
         tried: set[NodeBlobs] = set()
+
+        def is_usable(other: NodeBlobs) -> bool:
+            return other not in tried and exchange.reaches(self, other)
+
         while True:
-            # Nothing is awaited between this look at the others and the change of `moving`: otherwise two nodes could
-            # decide to wait for each other.
-            stored.moving = False
-            others = [other for other in exchange.others(self) if other not in tried]
-            givers = [other for other in others if other.has(blob_id)]
-            free = [giver for giver in givers if giver.giving[blob_id] < _AT_ONCE]
-            coming = [task for other in others if other.node.linked and (task := other.moving(blob_id))]
-            if coming and not free:
-                await asyncio.wait(coming, timeout=exchange.look_again_s, return_when=asyncio.FIRST_COMPLETED)
+            # Nothing is awaited between this look at the others and `begin`: otherwise two nodes could decide to wait
+            # for each other.
+            spread.stop(self)
+            givers = spread.givers(is_usable, free=True)
+            if not givers and spread.is_coming(is_usable):
+                await spread.wait(is_usable, exchange.look_again_s)
                 continue
-            stored.moving = True
+            givers = givers or spread.givers(is_usable, free=False)
+            spread.begin(self)
             if not givers:
                 return False
-            # A source without a connection may be lost; of the others, the one with the fewest transfers comes first.
-            best = sorted(free or givers, key=lambda giver: (not giver.node.linked, giver.giving.total()))
+            # The one with the fewest transfers comes first.
+            best = sorted(givers, key=lambda giver: giver.giving.total())
             # One source until a first success: each that cannot be reached costs a connection's timeout.
             chosen = best[: _SOURCES if self.has_reached else 1]
-            if await self._fetch_from(exchange, chosen, blob_id, stored):
+            if await self._fetch_from(exchange, spread, chosen, stored):
                 return True
             tried.update(chosen)
 
-    async def _fetch_from(self, exchange: Exchange, givers: Sequence[NodeBlobs], blob_id: str, stored: Stored) -> bool:
-        sources = tuple(giver.node.ready.blobs for giver in givers)
+    async def _fetch_from(
+        self, exchange: Exchange, spread: _Spread, givers: Sequence[NodeBlobs], stored: Stored
+    ) -> bool:
+        blob_id, sources = spread.blob_id, tuple(giver.node.ready.blobs for giver in givers)
         held = [giver.hold_stored(blob_id) for giver in givers]
-        givers[0].giving[blob_id] += 1
+        spread.give(givers[0], 1)
         try:
             order = Fetch(blob_id=blob_id, nbytes=stored.nbytes, path=stored.path, sources=sources)
             answer = await self.node.fetch(order)
         finally:
-            givers[0].giving[blob_id] -= 1
+            spread.give(givers[0], -1)
             for giver, lent in zip(givers, held, strict=True):
                 giver.release([lent])
         self.has_reached = self.has_reached or len(answer.unreached) < len(sources)
@@ -325,6 +333,83 @@ class NodeBlobs:
         if answer.error:
             log.info("node %d did not get a large argument from another: %s", self.node.rank, answer.error)
         return not answer.error
+
+
+class _Spread:
+    """One blob on its way through a network, as long as nodes want it that lack it.
+
+    A node that finds no other one free to give it waits for its turn. Each turn wakes as many nodes as have become free
+    to give: were all woken, a fan-out to a thousand nodes would take half a million looks, at a thousand nodes each.
+
+    Attributes:
+        blob_id: the blob.
+        wanted: number of nodes that want it.
+    """
+
+    def __init__(self, blob_id: str, members: Iterable[NodeBlobs]) -> None:
+        self.blob_id = blob_id
+        self.wanted = 0
+        self._holders = {member: None for member in members if member.has(blob_id)}
+        self._free = {member: None for member in self._holders if member.giving[blob_id] < _AT_ONCE}
+        self._moving: dict[NodeBlobs, None] = {}
+        self._turns: deque[asyncio.Future[None]] = deque()
+
+    def givers(self, is_usable: Callable[[NodeBlobs], bool], *, free: bool) -> list[NodeBlobs]:
+        """Return a few nodes that have it, connected ones if there are any.
+
+        If they have to be ``free``, they give it to fewer than two.
+        """
+        having = [*islice(self._having(is_usable, free=free, linked=True), _CONSIDERED)]
+        return having or [*islice(self._having(is_usable, free=free, linked=False), _CONSIDERED)]
+
+    def _having(self, is_usable: Callable[[NodeBlobs], bool], *, free: bool, linked: bool) -> Iterator[NodeBlobs]:
+        for other in self._free if free else self._holders:
+            if other.node.linked is linked and other.has(self.blob_id) and is_usable(other):
+                yield other
+
+    def is_coming(self, is_usable: Callable[[NodeBlobs], bool]) -> bool:
+        """Return True if a connected node is about to have it."""
+        return any(other.node.linked and is_usable(other) for other in self._moving)
+
+    async def wait(self, is_usable: Callable[[NodeBlobs], bool], look_again_s: float) -> None:
+        """Wait until it is this node's turn, or until no connected node is about to have it."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        try:
+            while not turn.done() and self.is_coming(is_usable) and not self.givers(is_usable, free=True):
+                await asyncio.wait((turn,), timeout=look_again_s)
+        finally:
+            turn.cancel()  # it wakes no one any more
+
+    def begin(self, member: NodeBlobs) -> None:
+        """Note that a node is sent it, or fetches it, from now on."""
+        self._moving[member] = None
+
+    def stop(self, member: NodeBlobs) -> None:
+        """Note that a node has it, or has failed to get it."""
+        if member in self._moving:
+            del self._moving[member]
+            if not self._moving:
+                self._wake(len(self._turns))
+
+    def arrive(self, member: NodeBlobs) -> None:
+        """Note that a node has it."""
+        self._holders[member] = self._free[member] = None
+        self._wake(_AT_ONCE)
+
+    def give(self, giver: NodeBlobs, change: int) -> None:
+        """Note that a node gives it to one node more, or to one less."""
+        giver.giving[self.blob_id] += change
+        self._free.pop(giver, None)
+        if giver.giving[self.blob_id] < _AT_ONCE:
+            self._free[giver] = None  # the last to be taken
+            self._wake(max(0, -change))
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._turns:
+            if not (turn := self._turns.popleft()).done():
+                turn.set_result(None)
+                count -= 1
 
 
 class Exchange:
@@ -341,6 +426,7 @@ class Exchange:
     def __init__(self, *, look_again_s: float = 1.0) -> None:
         self.look_again_s = look_again_s
         self._members: dict[int, NodeBlobs] = {}
+        self._spreads: dict[str, _Spread] = {}
         self._has_complained = False
 
     def join(self, node: BlobNode) -> NodeBlobs:
@@ -352,12 +438,29 @@ class Exchange:
         """Remove a node. Does nothing for a node that never joined."""
         self._members.pop(rank, None)
 
-    def others(self, member: NodeBlobs) -> list[NodeBlobs]:
-        """Return the nodes that ``member`` is not known to be unable to reach."""
+    @contextmanager
+    def spreading(self, blob_id: str, member: NodeBlobs) -> Generator[_Spread]:
+        """Yield the way of a blob to the nodes that want it; at the end of the block, ``member`` has it, or raises."""
+        spread = self._spreads.get(blob_id)
+        if spread is None:
+            spread = self._spreads[blob_id] = _Spread(blob_id, self._members.values())
+        spread.wanted += 1
+        try:
+            yield spread
+            spread.arrive(member)
+        finally:
+            spread.stop(member)
+            spread.wanted -= 1
+            if not spread.wanted:
+                del self._spreads[blob_id]
+
+    def reaches(self, member: NodeBlobs, other: NodeBlobs) -> bool:
+        """Return False for a node that ``member`` is known to be unable to reach, and for one that has left."""
+        if other is member or self._members.get(other.node.rank) is not other:
+            return False
         if len(member.unreached) >= _TRIALS and not member.has_reached:
-            return []
-        others = (other for other in self._members.values() if other is not member)
-        return [other for other in others if other.node.ready.blobs not in member.unreached]
+            return False
+        return other.node.ready.blobs not in member.unreached
 
     def complain(self, member: NodeBlobs, answer: Fetched) -> None:
         """Log that nodes do not reach each other: the first time as a warning, later for debugging."""

@@ -249,6 +249,30 @@ async def test_a_node_gives_a_blob_to_two_at_a_time_and_those_give_it_on(net: Ne
     assert all(f"/memory/{blob_of(1).id}" in node.files for node in net.nodes)
 
 
+@pytest.mark.parametrize("count", [30, 300])
+async def test_a_fan_out_takes_few_looks_at_other_nodes_for_each_node(net: Net, count: int) -> None:
+    looks = 0
+
+    class CountedNode(FakeNode):
+        @property
+        def ready(self) -> Ready:
+            nonlocal looks
+            looks += 1
+            return self.told
+
+        @ready.setter
+        def ready(self, ready: Ready) -> None:
+            self.told = ready
+
+    for rank in range(count):
+        net.nodes.append(CountedNode(net, rank))
+        net.blobs.append(net.exchange.join(net.nodes[-1]))
+    await net.deliver_all(net.hold(blob_of(1), *range(count)))
+
+    assert net.uploads() == [0]
+    assert looks < 40 * count
+
+
 async def test_a_node_that_reaches_others_is_told_of_several_sources(net: Net) -> None:
     net.add(5)
     for number in (1, 2):
