@@ -193,8 +193,8 @@ class SimulatedConnection(Connection):
         self.write(message)
         self.send()
 
-    async def first_message(self) -> Any:
-        """See :meth:`Connection.first_message`."""
+    async def next_message(self) -> Any:
+        """See :meth:`Connection.next_message`."""
         while not self._arrived:
             if self._broken:
                 raise ConnectionResetError("the connection was cut")

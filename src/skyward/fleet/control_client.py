@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import ssl
 from collections.abc import Callable
 
+from skyward.base.descriptors import keep_from_forks
 from skyward.base.waiting import SYSTEM_CLOCK, NotYet, keep, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.wire.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
-from skyward.wire.frames import FrameError, TlsIdentity, client_context, read_frame, write_frame
-from skyward.wire.limits import PING_S, SILENT_PINGS
-from skyward.wire.listening import Streams, dial
+from skyward.wire.frames import MAX_FRAME_BYTES, FrameError, TlsIdentity, client_context
+from skyward.wire.lane import Connection
+from skyward.wire.limits import HANDSHAKE_S, PING_S, SILENT_PINGS
 
 log = logging.getLogger("skyward.fleet.control_client")
 
 _REDIAL_S = 0.1
-_LOST = (OSError, asyncio.IncompleteReadError, FrameError)
+_LOST = (OSError, FrameError)
 
 
 class ControlClient:
@@ -50,18 +52,18 @@ class ControlClient:
         self._on_message = on_message
         self._on_lost = on_lost
         self._ping_s = ping_s
-        self._writer: asyncio.StreamWriter | None = None
+        self._connection: Connection | None = None
         self._connected = asyncio.Event()
         self._ended = asyncio.Event()
         self._ending = False
         self._standing: dict[type[Command], Command] = {}
-        self._dialled: Streams | None = None
+        self._dialled: Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def connected(self) -> bool:
         """True while the connection is up."""
-        return self._writer is not None
+        return self._connection is not None
 
     async def connect(self, deadline_s: float) -> None:
         """Dial until the node answers, then stay connected in the background.
@@ -83,9 +85,9 @@ class ControlClient:
             UnreachableError: the node has ended, or this client was closed.
         """
         await self._connected.wait()
-        if self._writer is None:
+        if self._connection is None:
             raise UnreachableError(f"the node at {self._address} has ended")
-        write_frame(self._writer, to_frame(command))
+        self._write(self._connection, command)
 
     def keep_saying(self, command: Command) -> None:
         """Send a command now, unless it was sent, and after every reconnect until another one of its kind replaces it.
@@ -98,8 +100,8 @@ class ControlClient:
         if self._standing.get(type(command)) == command:
             return
         self._standing[type(command)] = command
-        if self._writer is not None:
-            write_frame(self._writer, to_frame(command))
+        if self._connection is not None:
+            self._write(self._connection, command)
 
     async def stop_node(self, timeout_s: float) -> None:
         """Have the node end all its processes and wait for it; no-op when it has ended.
@@ -125,23 +127,37 @@ class ControlClient:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        if self._dialled is not None:  # cancelled before the background task took the streams over
-            self._dialled.writer.transport.abort()
+        if self._dialled is not None:  # cancelled before the background task took the connection over
+            self._dialled.close()
             self._dialled = None
         self._finish()
 
-    async def _dial(self, deadline_s: float) -> Streams:
+    async def _dial(self, deadline_s: float) -> Connection:
         return await wait_until(
             self._try, deadline_s=deadline_s, interval_s=_REDIAL_S, what=f"the node at {self._address} to answer"
         )
 
-    async def _try(self) -> Streams | NotYet:
+    async def _try(self) -> Connection | NotYet:
+        # Not asyncio's streams: their TLS has buffers of 256 KiB a connection, the most of what a node costs here.
         try:
-            return await dial(self._address, self._context)
+            sock = keep_from_forks(socket.socket())
+            connection = Connection(sock, self._context, largest_bytes=MAX_FRAME_BYTES)
+        except OSError as error:  # no descriptor is free
+            return NotYet(str(error))
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await connection.connect(self._address)
+                await connection.handshake()
         except ssl.SSLCertVerificationError as error:
+            connection.close()
             raise AuthenticationError(f"the node at {self._address} is not of this pool: {error}") from error
         except OSError as error:
+            connection.close()
             return NotYet(str(error))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     async def _stay_connected(self) -> None:
         while not self._ending:
@@ -151,17 +167,16 @@ class ControlClient:
             await SYSTEM_CLOCK.sleep(0 if self._ending else _REDIAL_S)
         self._finish()
 
-    async def _converse(self, streams: Streams) -> None:
-        reader, writer = streams.reader, streams.writer
-        self._writer = writer
+    async def _converse(self, connection: Connection) -> None:
+        self._connection = connection
         self._connected.set()
         for command in self._standing.values():
-            write_frame(writer, to_frame(command))
-        pinging = asyncio.create_task(self._ping(writer))
+            self._write(connection, command)
+        pinging = asyncio.create_task(self._ping(connection))
         try:
             while True:
                 async with asyncio.timeout(self._ping_s * SILENT_PINGS):
-                    message = from_frame(await read_frame(reader))
+                    message = from_frame(await connection.next_message())
                 self._ending = self._ending or isinstance(message, Ending)
                 if not isinstance(message, Pong):
                     self._deliver(message)
@@ -174,10 +189,25 @@ class ControlClient:
             log.exception("connection to the node at %s given up", self._address)
         finally:
             self._connected.clear()
-            self._writer = None
+            self._connection = None
             pinging.cancel()
             await asyncio.gather(pinging, return_exceptions=True)
-            writer.transport.abort()
+            asyncio.get_running_loop().remove_writer(connection)
+            connection.close()
+
+    def _write(self, connection: Connection, command: Command) -> None:
+        connection.write(to_frame(command))
+        self._send_written(connection)
+
+    def _send_written(self, connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if connection.send():
+                loop.remove_writer(connection)
+            else:
+                loop.add_writer(connection, self._send_written, connection)
+        except OSError:  # which its reader notices
+            loop.remove_writer(connection)
 
     def _deliver(self, message: Message) -> None:
         try:
@@ -185,11 +215,11 @@ class ControlClient:
         except Exception:  # an error of the callback must not cost the node its connection
             log.exception("a message of the node at %s could not be handled: %s", self._address, message)
 
-    async def _ping(self, writer: asyncio.StreamWriter) -> None:
+    async def _ping(self, connection: Connection) -> None:
         n = 0
         while True:
             n += 1
-            write_frame(writer, to_frame(Ping(n=n)))
+            self._write(connection, Ping(n=n))
             await SYSTEM_CLOCK.sleep(self._ping_s)
 
     def _finish(self) -> None:

@@ -278,7 +278,7 @@ class WorkerLink:
     async def _greet(self, connection: Connection) -> None:
         asked_s = time.perf_counter()
         await connection.exchange([self._session_id, self._link.session.seen, bool(self.node.shared_folder)])
-        fresh, incarnation, seen = await connection.first_message()
+        fresh, incarnation, seen = await connection.next_message()
         self.round_trip_s = time.perf_counter() - asked_s
         if fresh:
             if self.incarnation:

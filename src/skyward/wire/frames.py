@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import msgpack
 
@@ -49,9 +50,18 @@ def server_context(identity: TlsIdentity) -> ssl.SSLContext:
     return _context(ssl.PROTOCOL_TLS_SERVER, identity)
 
 
+_client_contexts: WeakValueDictionary[TlsIdentity, ssl.SSLContext] = WeakValueDictionary()
+
+
 def client_context(identity: TlsIdentity) -> ssl.SSLContext:
-    """Return a context for the dialling end: TLS 1.3, the server must show a certificate of the pool's CA."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+    """Return a context for the dialling end: TLS 1.3, the server must show a certificate of the pool's CA.
+
+    Those who dial with the same certificates at a time share it: it takes 80 KiB and 2 ms to make.
+    """
+    context = _client_contexts.get(identity)
+    if context is None:
+        context = _client_contexts[identity] = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+    return context
 
 
 def _context(protocol: int, identity: TlsIdentity) -> ssl.SSLContext:

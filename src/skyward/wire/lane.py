@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import msgpack
 
 from skyward.base.descriptors import Descriptors
-from skyward.base.platform import MutableEvents, mutable_events
+from skyward.base.platform import MutableEvents, allocate_memory, mutable_events
 from skyward.base.waiting import EAGER_S
-from skyward.wire.frames import LENGTH, TEXTS, forget_tls_errors
+from skyward.wire.frames import LENGTH, TEXTS, FrameError, forget_tls_errors
 from skyward.wire.messages import Item, LaneItem, result_bytes
 
 log = logging.getLogger("skyward.wire")
@@ -46,6 +46,22 @@ _MESSAGE_ITEMS = 4096
 _ACK_EVERY_BYTES = 8 << 20  # a quarter of the window, so that a fast peer need not stop
 
 
+class _Buffers(threading.local):
+    """Buffer of each thread for encrypted bytes; None before its first read."""
+
+    encrypted: memoryview | None = None
+
+
+_buffers = _Buffers()
+
+
+def _read_buffer() -> memoryview:
+    """Return this thread's buffer: one for each of a thousand connections would take four fifths of their memory."""
+    if _buffers.encrypted is None:
+        _buffers.encrypted = memoryview(allocate_memory(_READ_BYTES))
+    return _buffers.encrypted
+
+
 class MessageError(ConnectionError):
     """Bytes from the peer that are no message."""
 
@@ -55,22 +71,36 @@ class Connection:
 
     TLS works in memory and the socket never blocks, so that any thread may write while another one reads. The event
     loop's own TLS allows only its own thread, and each message would pay for the way there (docs/decisions/006).
+
+    Args:
+        sock: the socket, connected or to be connected by :meth:`connect`; owned from now on.
+        context: context that refuses peers without the pool's certificate.
+        server_side: True at the accepting end.
+        largest_bytes: size limit of a message, in either direction.
     """
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool = False,
+        largest_bytes: int = _LARGEST_BYTES,
+    ) -> None:
         sock.settimeout(0)
         # A small message must not wait for the acknowledgement of the one before (Nagle).
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_side=server_side)
-        # Both made once: see docs/decisions/007.
-        self._encrypted = memoryview(bytearray(_READ_BYTES))
+        # Made once: see docs/decisions/007.
         self._pack: Callable[[Any], bytes] = msgpack.Packer(
             default=methodcaller("to_wire"), buf_size=_PACKED_BYTES, unicode_errors=TEXTS
         ).pack
+        self._largest_bytes = largest_bytes
         self._partial = bytearray()
         self._early: list[Any] = []
+        self._peer_ended = False
         self._unsent = memoryview(b"")
 
     def fileno(self) -> int:
@@ -109,24 +139,32 @@ class Connection:
             # Also at the end: the peer waits for the last part.
             await loop.sock_sendall(self._socket, self._to_peer.read())
             if not agreed:
-                self._take_in(await loop.sock_recv_into(self._socket, self._encrypted))
+                self._take_in(await loop.sock_recv(self._socket, _RECORD_BYTES))
 
     async def exchange(self, message: Any) -> None:
         """Send one whole message; nothing else may use the connection meanwhile."""
         self.write(message)
         await asyncio.get_running_loop().sock_sendall(self._socket, self._to_peer.read())
 
-    async def first_message(self) -> Any:
+    async def next_message(self) -> Any:
         """Return the next message; nothing else may use the connection meanwhile."""
         loop = asyncio.get_running_loop()
-        while not (messages := self._messages()):
-            self._take_in(await loop.sock_recv_into(self._socket, self._encrypted))
-        message, *self._early = messages  # the peer may send on before it has an answer to its greeting
+        while not self._early:
+            self._early = self._messages()
+            if not self._early:
+                self._take_in(await loop.sock_recv(self._socket, _RECORD_BYTES))
+        message, *self._early = self._early  # a peer may send on before it has an answer
         return message
 
     def write(self, message: Any) -> None:
-        """Encrypt a message; :meth:`send` sends it."""
+        """Encrypt a message; :meth:`send` sends it.
+
+        Raises:
+            FrameError: the message is larger than the peer accepts.
+        """
         body = self._pack(message)
+        if len(body) > self._largest_bytes:
+            raise FrameError(f"a message of {len(body)} bytes is larger than the {self._largest_bytes} allowed")
         if len(body) < _RECORD_BYTES:  # one record: two would cost the peer another read
             self._tls.write(LENGTH.pack(len(body)) + body)
             return
@@ -152,15 +190,16 @@ class Connection:
         Raises:
             OSError: the connection is lost.
         """
+        buffer = _read_buffer()
         with suppress(BlockingIOError):
-            self._take_in(self._socket.recv_into(self._encrypted))
+            self._take_in(buffer[: self._socket.recv_into(buffer)])
         early, self._early = self._early, []
         return early + self._messages()
 
-    def _take_in(self, nbytes: int) -> None:
-        if not nbytes:
+    def _take_in(self, encrypted: bytes | memoryview) -> None:
+        if not encrypted:
             raise ConnectionResetError("the peer hung up")
-        self._from_peer.write(self._encrypted[:nbytes])
+        self._from_peer.write(encrypted)
 
     def _messages(self) -> list[Any]:
         received = self._decrypt()
@@ -168,8 +207,8 @@ class Connection:
         start = 0
         while len(received) - start >= LENGTH.size:
             (size,) = LENGTH.unpack_from(received, start)
-            if size > _LARGEST_BYTES:
-                raise MessageError(f"the peer announces a message of {size} bytes, more than {_LARGEST_BYTES}")
+            if size > self._largest_bytes:
+                raise MessageError(f"the peer announces a message of {size} bytes, more than {self._largest_bytes}")
             begin, end = start + LENGTH.size, start + LENGTH.size + size
             if len(received) < end:
                 break
@@ -181,6 +220,8 @@ class Connection:
             del self._partial[:start]
         else:
             self._partial += received[start:]
+        if self._peer_ended and not messages:  # its last message counts
+            raise ConnectionResetError("the peer ended the connection")
         return messages
 
     def _decrypt(self) -> bytes | bytearray:
@@ -198,7 +239,8 @@ class Connection:
                 forget_tls_errors()
                 continue
             if not data:
-                raise ConnectionResetError("the peer ended the connection")
+                self._peer_ended = True
+                break
             if alone or self._partial:
                 self._partial += alone
                 self._partial += data

@@ -221,6 +221,8 @@ async def _open_streams(
         transport: Any = await loop.start_tls(
             plain, protocol, tls, server_side=server_hostname is None, server_hostname=server_hostname
         )
+        if transport is None:
+            raise ConnectionResetError("the peer hung up after the handshake")
     except BaseException:
         plain.abort()  # it would wait up to 30 s for the peer to agree
         raise

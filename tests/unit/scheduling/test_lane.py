@@ -155,7 +155,7 @@ async def test_who_prints_waits_for_a_client_that_is_behind(tmp_path: Path, monk
         async with asyncio.timeout(30):
             await client.handshake()
             await client.exchange(["client", 0, False])
-            await client.first_message()
+            await client.next_message()
             calling = asyncio.ensure_future(asyncio.to_thread(call))
             await asyncio.wait([calling], timeout=2)  # time enough to write it all, if nothing held it up
             reading = asyncio.ensure_future(link.run(client))

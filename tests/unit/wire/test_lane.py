@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from skyward.base.waiting import wait_until
 from skyward.scheduling.certificates import issue
-from skyward.wire.frames import TlsIdentity, client_context, server_context
+from skyward.wire.frames import TlsIdentity, client_context, server_context, write_frame
 from skyward.wire.lane import BrokenSessionError, Connection, Link, MessageError, Session
 from skyward.wire.messages import EmittedEvent, PrintedLines, ResultChunk
 
@@ -43,6 +44,46 @@ async def connected(identity: TlsIdentity) -> AsyncIterator[tuple[Connection, Co
     finally:
         client.close()
         server.close()
+
+
+async def test_a_connection_takes_little_memory(identity: TlsIdentity) -> None:
+    """A client of a thousand workers has a thousand."""
+    async with connected(identity) as (client, server):  # and what is made once
+        client.write("hello")
+        client.send()
+        await until(lambda: server.receive() == ["hello"])
+    tracemalloc.start()
+    try:
+        async with connected(identity) as (client, server):
+            client.write("hello")
+            client.send()
+            await until(lambda: server.receive() == ["hello"])
+            taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert taken_bytes / 2 < 128 << 10
+
+
+async def test_the_last_message_of_a_peer_that_ends_the_connection_counts(identity: TlsIdentity) -> None:
+    ended = asyncio.Event()
+
+    async def say_goodbye(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        write_frame(writer, {"kind": "Ending"})
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(say_goodbye, "127.0.0.1", 0, ssl=server_context(identity)) as server:
+        client = Connection(socket.socket(), client_context(identity))
+        await client.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await client.handshake()
+        await ended.wait()
+        await asyncio.sleep(0.05)  # both arrive in one read
+
+        assert await client.next_message() == {"kind": "Ending"}
+        with pytest.raises(ConnectionResetError):
+            await client.next_message()
+        client.close()
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -91,7 +132,7 @@ async def linked(identity: TlsIdentity, here: End, there: End) -> AsyncIterator[
 async def test_messages_of_any_size_arrive_whole(identity: TlsIdentity, size: int) -> None:
     async with connected(identity) as (client, server):
         asking = asyncio.ensure_future(client.exchange(["question", b"x" * size]))
-        assert await server.first_message() == ("question", b"x" * size)
+        assert await server.next_message() == ("question", b"x" * size)
         await asking
 
 
@@ -99,16 +140,16 @@ async def test_texts_that_have_no_utf_8_form_arrive(identity: TlsIdentity) -> No
     """The text of an exception may be anything, and the name of a file on Linux."""
     async with connected(identity) as (client, server):
         asking = asyncio.ensure_future(client.exchange(["\ud800", "caf\udce9"]))
-        assert await server.first_message() == ("\ud800", "caf\udce9")
+        assert await server.next_message() == ("\ud800", "caf\udce9")
         await asking
 
 
-async def test_what_follows_the_first_message_at_once_is_not_lost(identity: TlsIdentity) -> None:
+async def test_what_follows_the_next_message_at_once_is_not_lost(identity: TlsIdentity) -> None:
     async with connected(identity) as (client, server):
         client.write("greeting")
         client.write("more")
         await client.exchange("and more")
-        assert await server.first_message() == "greeting"
+        assert await server.next_message() == "greeting"
         assert server.receive() == ["more", "and more"]
 
 
@@ -132,7 +173,7 @@ async def test_an_announcement_of_too_much_ends_the_connection(identity: TlsIden
         client._tls.write(struct.pack("!I", 1 << 31))
         assert client.send()
         with pytest.raises(MessageError, match="2147483648 bytes"):
-            await server.first_message()
+            await server.next_message()
 
 
 async def test_items_pushed_by_many_threads_arrive_once_each_however_often_the_link_is_cut(

@@ -222,7 +222,7 @@ class LaneServer:
         self._keep_until_done(task)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                client, seen, shares_memory = await connection.first_message()
+                client, seen, shares_memory = await connection.next_message()
                 await self._end_last_connection()
                 self._serving = task
                 await self._greet(connection, client, seen, shares_memory=shares_memory)

@@ -288,12 +288,20 @@ async def test_node_of_another_pool_is_refused_at_once(identity: TlsIdentity) ->
     assert node.heard.empty()
 
 
+@asynccontextmanager
+async def silent_client(address: str, identity: TlsIdentity) -> AsyncIterator[None]:
+    """A client that reads nothing after the first frame."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=client_context(identity))
+    assert await read_frame(reader) == to_frame(RUNNING)
+    writer.transport.pause_reading()
+    yield
+    writer.transport.abort()
+
+
 async def test_client_that_is_away_is_dropped_instead_of_filling_the_memory(identity: TlsIdentity) -> None:
     node = FakeNode()
-    async with serving(node, identity) as address, client_of(address, identity, Ears()) as client:
-        await node.heard.get()
-        assert client._writer is not None
-        client._writer.transport.pause_reading()
+    async with serving(node, identity) as address, silent_client(address, identity):
         (writer,) = node.server._writers
         while not writer.transport.is_closing():
             node.server.broadcast(ServiceExit(name="dask", reason="x" * 500_000))
@@ -305,13 +313,7 @@ async def test_a_client_that_is_away_keeps_no_server_from_closing(
     """It says nothing any more, not even goodbye."""
     monkeypatch.setattr("skyward.node.supervisor.control_server._FAREWELL_S", 0.2)
     node = FakeNode()
-    async with serving(node, identity) as address:
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=client_context(identity))
-        assert await read_frame(reader) == to_frame(RUNNING)
-        writer.transport.pause_reading()
-
+    async with serving(node, identity) as address, silent_client(address, identity):
         await node.server.close()
 
         await wait_until(nobody_at(node), deadline_s=5, interval_s=0.01, what="the node to let it go")
-        writer.transport.abort()
