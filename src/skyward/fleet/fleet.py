@@ -708,9 +708,11 @@ class Fleet:
 
     def _refuse_apart(self, node: Node) -> None:
         """Raise if the nodes have to reach each other and do not, as far as their machines run."""
+        if not self._request.one_network:
+            return
         running = {other.rank: other.instance.network for other in self._others((node.rank,)) if other.is_open}
         running[node.rank] = node.instance.network
-        if self._request.one_network and (apart := separation(running)):
+        if apart := separation(running):
             raise service_out_of_reach(self._request.service_name, apart)
 
     # --- announcing the head and the fleet's size -------------------------------------------------------------------

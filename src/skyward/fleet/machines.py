@@ -167,9 +167,13 @@ class Machines:
 
         They, and the ``later`` batches, replace the usages in ``instead``, which were expected.
         """
+        if not self._price_limit.allows(offer.price_per_hour):
+            return 0.0
+        if math.isinf(self._budget.max_cost):  # a thousand machines would be added up for each of them
+            return self.request.timeout_s
         now = self.clock.elapsed()
         usages = [*self._usages(instead), *expected_usages([Batch(nodes=nodes, offers=(offer,)), *later], now)]
-        if not self._price_limit.allows(offer.price_per_hour) or not self._budget.covers(usages, now):
+        if not self._budget.covers(usages, now):
             return 0.0
         return min(self.request.timeout_s, self._budget.cap_s(usages, now))
 

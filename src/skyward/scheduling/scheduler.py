@@ -13,6 +13,7 @@ import math
 import random
 import ssl
 import threading
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -502,7 +503,9 @@ class Scheduler:
         for worker_id in new:
             self._dispatch.expect(worker_id)
         with self._placing:
-            self.places = tuple(sorted({*self.places, *new}))
+            # Each of a thousand nodes is announced again when it has started: not worth a sort.
+            if not all(map(self._has_place, new)):
+                self.places = tuple(sorted({*self.places, *new}))
 
     def retire(self, ranks: Iterable[int], *, comes_back: bool = False) -> None:
         """Take nodes of these ranks out of use; only calls pinned to their workers are still done there.
@@ -593,6 +596,10 @@ class Scheduler:
     def _take_places(self, gone: Sequence[WorkerId]) -> None:
         with self._placing:
             self.places = tuple(place for place in self.places if place not in gone)
+
+    def _has_place(self, worker_id: WorkerId) -> bool:
+        index = bisect_left(self.places, worker_id)
+        return self.places[index : index + 1] == (worker_id,)
 
     def _workers_of(self, rank: int) -> list[WorkerId]:
         return [WorkerId(rank, worker) for worker in range(self._workers_per_node)]
@@ -713,7 +720,7 @@ class Scheduler:
             self._bus.publish(ev.WorkerReplaced(link.id.node, link.id.worker, link.node.handle.instance.id))
         self._known.add(link.id)
         link.reset()
-        retired, held = link.id not in self.places, link.id.node in self._leaving
+        retired, held = not self._has_place(link.id), link.id.node in self._leaving
         now, round_trip_s = self._loop.time(), link.round_trip_s
         self._perform(self._dispatch.worker_up(link.id, now, round_trip_s=round_trip_s, retired=retired, held=held))
 
