@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from skyward.base.platform import NOTSENT_LOWAT
+from skyward.base.platform import NOTSENT_LOWAT, allocate_memory
 
 if TYPE_CHECKING:
     import paramiko
@@ -304,7 +304,7 @@ class LiveSocket:
         self._closed = False  # paramiko reads this attribute of its sockets: see test_paramiko_internals.py
         self._silent_ticks = 0
         # paramiko reads a few bytes at a time; one system call fetches many packets.
-        self._buffer = memoryview(bytearray(_SOCKET_READ_BYTES))
+        self._buffer = memoryview(allocate_memory(_SOCKET_READ_BYTES))
         self._unread = self._buffer[:0]
 
     @property
