@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo demo-ssh test test-full test-gpu test-ml test-matrix coverage check check-types check-macos check-windows check-text conformance bench dist docs clean
+.PHONY: help demo demo-ssh test test-full test-gpu test-ml test-matrix coverage check check-types check-macos check-windows check-text conformance bench bench-scale dist docs clean
 
 # Where it is set, every process of every test compiles Skyward and its tests again: 1.1 s and 20 s of processor time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -124,6 +124,10 @@ conformance: $(VENV)/test.installed $(CONFORMANCE)/conformance.installed ## othe
 
 bench: $(BENCH)/bench.installed ## the numbers in the docs; ROWS="gather idle" or QUICK=1: fewer, only printed
 	$(BENCH)/bin/python -m benchmarks $(if $(QUICK),--quick) $(ROWS)
+
+bench-scale: $(VENV)/test.installed ## a client of 1,000 workers, 200 SSH hosts, 1,000 rented machines; writes docs/scale.md; five minutes
+	tools/sshd
+	$(BIN)/python -m benchmarks.scale
 
 dist: $(VENV)/dist.installed ## the wheel and the sdist in dist; each installed into a bare environment and tried
 	rm -rf dist

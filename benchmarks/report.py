@@ -9,7 +9,7 @@ from statistics import median
 from benchmarks.results import Result, Verdict, errors, figures, samples, verdicts
 from benchmarks.rows import Goal, Limit, Row
 
-__all__ = ["Circumstances", "duration", "page", "tables"]
+__all__ = ["Circumstances", "duration", "page", "table", "tables", "three_digits"]
 
 _HOW = """\
 `make bench` measures the costs of Skyward on one machine, next to other libraries that run Python calls in processes:
@@ -74,8 +74,8 @@ class Circumstances:
 
 def page(results: Sequence[Result], rows: Mapping[str, Row], where: Circumstances) -> str:
     """Return the whole page, as Markdown."""
-    machine = _table(["machine", ""], [[name, value] for name, value in where.machine.items()])
-    versions = _table(["package", "version"], [[name, value] for name, value in where.versions.items()])
+    machine = table(["machine", ""], [[name, value] for name, value in where.machine.items()])
+    versions = table(["package", "version"], [[name, value] for name, value in where.versions.items()])
     parts = [
         "# Benchmarks",
         _HOW.strip(),
@@ -104,8 +104,8 @@ def duration(seconds: float) -> str:
     """Three digits and a unit."""
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
         if seconds * factor >= 1:
-            return f"{_three_digits(seconds * factor)} {unit}"
-    return f"{_three_digits(seconds * 1e6)} µs"
+            return f"{three_digits(seconds * factor)} {unit}"
+    return f"{three_digits(seconds * 1e6)} µs"
 
 
 def _goals(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
@@ -114,17 +114,17 @@ def _goals(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
         for key, row in rows.items()
         for verdict in verdicts(results, key, row)
     ]
-    return _table(["work", "measure", "reached", "goal", ""], _without_repeats(lines))
+    return table(["work", "measure", "reached", "goal", ""], _without_repeats(lines))
 
 
 def _goal(verdict: Verdict) -> list[str]:
     """Return the table of goals: measure, result, target."""
     match verdict.goal:
         case Goal(peer=peer, at_least=bound):
-            measure, wanted = f"times as fast as {peer}", f"≥ {_three_digits(bound)}"
+            measure, wanted = f"times as fast as {peer}", f"≥ {three_digits(bound)}"
         case Limit(text=measure, at_most=bound):
-            wanted = f"≤ {_three_digits(bound)}"
-    return [measure, "" if verdict.value is None else _three_digits(verdict.value), wanted]
+            wanted = f"≤ {three_digits(bound)}"
+    return [measure, "" if verdict.value is None else three_digits(verdict.value), wanted]
 
 
 def _times(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
@@ -134,7 +134,7 @@ def _times(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
         for key, row in rows.items()
         if any(samples(results, key, peer) or errors(results, key, peer) for peer in row.peers)
     ]
-    return "Medians, with the least and the most that was seen.\n\n" + _table(["work", *peers], lines)
+    return "Medians, with the least and the most that was seen.\n\n" + table(["work", *peers], lines)
 
 
 def _time(results: Sequence[Result], row: str, peer: str) -> str:
@@ -153,14 +153,15 @@ def _figures(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
         for key, row in rows.items()
         for name in dict.fromkeys(name for peer in row.peers for name in found[key, peer])
     ]
-    return _table(["work", "figure", *peers], _without_repeats(lines)) if lines else ""
+    return table(["work", "figure", *peers], _without_repeats(lines)) if lines else ""
 
 
 def _figure(values: Mapping[str, float], name: str) -> str:
-    return _three_digits(values[name]) if name in values else ""
+    return three_digits(values[name]) if name in values else ""
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """Three digits, and all of those before the decimal point."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -176,6 +177,7 @@ def _without_repeats(lines: Iterable[list[str]]) -> list[list[str]]:
     return shorter
 
 
-def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table, as Markdown."""
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
