@@ -55,7 +55,7 @@ def blob_request() -> bytes:
 
 
 def lane_greeting() -> bytes:
-    return frame(["a session", 0])
+    return frame(["a session", 0, False])
 
 
 def frame(message: object) -> bytes:
