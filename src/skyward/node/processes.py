@@ -90,18 +90,18 @@ def end_of_log(workdir: str) -> str:
         return str(error)
 
 
-def is_stopped(pid: int) -> bool:
+def is_stopped(process: psutil.Process) -> bool:
     """Return whether a process is stopped, as by SIGSTOP, and so runs no more until it is continued."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        return process.status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
         return False
 
 
-def rss_bytes(pid: int) -> int:
+def rss_bytes(process: psutil.Process) -> int:
     """Return the resident memory of a process; 0 if it has ended."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        return int(process.memory_info().rss)
     except psutil.NoSuchProcess:
         return 0
 

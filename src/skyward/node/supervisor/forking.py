@@ -83,7 +83,7 @@ class Fork:
         self.commands.write(b"".join(map(pickle.dumps, commands)))
 
     async def reports(self) -> AsyncGenerator[Any]:
-        """Yield its reports to its end: messages of the control connection, and texts."""
+        """Yield its reports to its end: messages of the control connection, texts, and None."""
         from skyward.wire.control import from_frame  # a client forks supervisors before it has need of messages
 
         async for line in self.lines:
@@ -91,7 +91,7 @@ class Fork:
             if isinstance(report, int):
                 self.exit_code = report
                 return
-            yield report if isinstance(report, str) else from_frame(report)
+            yield report if report is None or isinstance(report, str) else from_frame(report)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
@@ -60,7 +61,7 @@ from skyward.wire.node_config import NodeConfig, NodeReady
 
 log = logging.getLogger("skyward.node.supervisor")
 
-_TICK_S = 0.25
+_TICK_S = 1.0
 _LOOK_S = 0.1
 _FAILED_STARTS = 3
 _POWER_OFF_S = 30.0
@@ -99,6 +100,7 @@ class Supervisor:
         self._forked_zygote = zygote
         self._zygote: Zygote | None = None
         self._slots: list[WorkerSlot] = []
+        self._calls_began = asyncio.Event()
         self._service: ServiceProcess | None = None
         self._service_running: ServiceRunning | None = None
         self._service_order: RunService | None = None
@@ -214,7 +216,8 @@ class Supervisor:
             plan, zygote=zygote, on_report=self._on_service_report, on_exit=self._on_service_exit
         )
         self._slots = [
-            WorkerSlot(plan, worker, zygote=zygote, report=self._on_worker_report) for worker in range(config.workers)
+            WorkerSlot(plan, worker, zygote=zygote, report=self._on_worker_report, watch=self._calls_began.set)
+            for worker in range(config.workers)
         ]
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "keeping the zygote": zygote.keep,
@@ -263,10 +266,16 @@ class Supervisor:
             await asyncio.wait((self._ending,), timeout=_TICK_S)
 
     async def _watch_workers(self) -> None:
+        """Look at the workers ten times a second while one of them runs calls, else once a second."""
         while not self._ending.done():
-            for slot in self._slots:
-                slot.look()
-            await asyncio.wait((self._ending,), timeout=_LOOK_S)
+            self._calls_began.clear()
+            looks = [slot.look(self._clock.monotonic()) for slot in self._slots]
+            if any(looks):
+                await self._clock.sleep(_LOOK_S)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._calls_began.wait()
 
     async def _guard(self) -> None:
         """End the node when one of its GPUs fails, so that its calls move to another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import uuid
@@ -12,16 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wait_exponential, wait_random
 
 from skyward.node.plan import NodePlan
 from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
 from skyward.node.supervisor.forking import Fork, Zygote
 from skyward.node.worker.call_limits import (
+    WATCHED,
     Overrun,
     blank_mark,
     make_mark,
     mark_path,
+    may_run,
     open_mark,
     overrun,
     process_of,
@@ -37,7 +41,10 @@ _PROGRAM = "skyward.node.worker.worker"
 _GIB = 1 << 30
 _MEMORY_SHARE = 0.95
 """Part of its memory limit at which a worker is killed, before the kernel would kill any process of the machine."""
-_LOOKS_PER_STATUS = 10
+_EVERY_S = 0.95
+"""Least seconds between two looks of which one a second is enough."""
+_QUIET_S = 1.0
+"""Seconds without calls after which a worker is looked at once a second only."""
 _STOPPED_LOOKS = 10
 _STOPPED_REASON = f"it was stopped, as by SIGSTOP, for {_STOPPED_LOOKS} s, and was killed"
 _LIMIT_EXCEEDED = {False: "ran longer than its timeout", True: "added more to its worker's memory than its limit"}
@@ -52,7 +59,8 @@ class _Process:
         mark_path: file of its mark; see :mod:`~skyward.node.worker.call_limits`.
         mark: that file, mapped; None if there is none.
         running: its report that it accepts calls; None before that.
-        looks: number of looks at it.
+        seen_at: time of the last look of which one a second is enough.
+        busy_at: time of the last look at which it ran calls.
         stopped_looks: number of the latest looks, one a second, that found it stopped.
         overrun: limit of a call for which it was killed.
         over_memory: True if it was killed for the worker's memory limit.
@@ -63,18 +71,27 @@ class _Process:
     mark_path: str
     mark: memoryview | None
     running: WorkerRunning | None = None
-    looks: int = 0
+    seen_at: float = -math.inf
+    busy_at: float = -math.inf
     stopped_looks: int = 0
     overrun: Overrun | None = None
     over_memory: bool = False
     ended_for: str = ""
     fork: Fork | None = field(default=None, repr=False)
+    _shown: psutil.Process | None = field(default=None, repr=False)
 
     @property
     def pid(self) -> int | None:
         """Its process id; None before it accepts calls."""
         # Calls may begin before its report is read.
         return self.running.pid if self.running is not None else process_of(self.mark)
+
+    def shown(self) -> psutil.Process | None:
+        """Return what the system shows of it; None before it accepts calls, or after its end."""
+        if self._shown is None and (pid := self.pid) is not None:
+            with suppress(psutil.NoSuchProcess):
+                self._shown = psutil.Process(pid)  # once: it takes ten times as long as a look at its memory
+        return self._shown
 
     def kill(self) -> None:
         if (pid := self.pid) is not None:
@@ -90,13 +107,23 @@ class WorkerSlot:
         worker: index of the worker on it.
         zygote: process to fork it from.
         report: called with :class:`WorkerRunning` and :class:`WorkerExit` of each incarnation.
+        watch: called when it begins to run calls, after a look whose next one was to be a second later.
     """
 
-    def __init__(self, plan: NodePlan, worker: int, *, zygote: Zygote, report: Callable[[Report], None]) -> None:
+    def __init__(
+        self,
+        plan: NodePlan,
+        worker: int,
+        *,
+        zygote: Zygote,
+        report: Callable[[Report], None],
+        watch: Callable[[], None],
+    ) -> None:
         self._plan = plan
         self._worker = worker
         self._zygote = zygote
         self._report = report
+        self._watch = watch
         self._start: Start | None = None
         self._service: RunService | None = None
         self._ordered = asyncio.Event()
@@ -147,12 +174,7 @@ class WorkerSlot:
             async with self._zygote.fork(_PROGRAM) as fork:
                 self._send_orders(fork, process)
                 async for report in fork.reports():
-                    if isinstance(report, str):
-                        process.ended_for = report
-                        continue
-                    if isinstance(report, WorkerRunning):
-                        process.running = report
-                    self._report(report)
+                    self._take(report, process)
         except OSError:
             log.exception("worker %d was not started", self._worker)
             raise
@@ -161,6 +183,17 @@ class WorkerSlot:
             ended = self._settle(process)
         self._report(ended)
         return process.running is not None
+
+    def _take(self, report: Report | str | None, process: _Process) -> None:
+        """Take a report of the process: why it ends itself, or, without a text, that it begins to run calls."""
+        if report is None:
+            self._watch()
+        elif isinstance(report, str):
+            process.ended_for = report
+        else:
+            if isinstance(report, WorkerRunning):
+                process.running = report
+            self._report(report)
 
     def _send_orders(self, fork: Fork, process: _Process) -> None:
         assert self._start is not None
@@ -172,20 +205,40 @@ class WorkerSlot:
 
     # --- watching ---------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Kill the process if it exceeds a limit, or has been stopped for ten seconds. Called ten times a second."""
+    def look(self, now: float) -> bool:
+        """Kill the process if it exceeds a limit, or has been stopped for ten seconds.
+
+        Return True if the next look is due in a tenth of a second, False if in a second.
+
+        Args:
+            now: the time, in seconds.
+        """
         process = self._process
-        if process is None or (pid := process.pid) is None:
-            return
-        process.looks += 1
-        self._enforce_limits(process, pid)
-        if process.looks % _LOOKS_PER_STATUS == 0:
-            process.stopped_looks = process.stopped_looks + 1 if is_stopped(pid) else 0
+        if process is None or (shown := process.shown()) is None:
+            return False
+        if busy := self._may_work(process):
+            process.busy_at = now
+        due = now - process.seen_at >= _EVERY_S
+        if busy or due:
+            self._enforce_limits(process, shown)
+        if due:
+            process.seen_at = now
+            process.stopped_looks = process.stopped_looks + 1 if is_stopped(shown) else 0
             if process.stopped_looks >= _STOPPED_LOOKS:  # it serves no calls, and may never be continued
                 process.kill()
+        return self._needs_watch(process, now)
 
-    def _enforce_limits(self, process: _Process, pid: int) -> None:
-        memory_bytes = rss_bytes(pid)
+    def _may_work(self, process: _Process) -> bool:
+        return self._service is not None or may_run(process.mark)  # no mark tells of a service's tasks
+
+    def _needs_watch(self, process: _Process, now: float) -> bool:
+        watched = now - process.busy_at < _QUIET_S
+        if process.mark is not None:
+            process.mark[WATCHED] = watched
+        return watched or self._may_work(process)  # a call may have begun before the mark said so
+
+    def _enforce_limits(self, process: _Process, shown: psutil.Process) -> None:
+        memory_bytes = rss_bytes(shown)
         if memory_bytes > _MEMORY_SHARE * self._plan.memory_limit_bytes:
             process.over_memory = True
             process.kill()
@@ -195,9 +248,9 @@ class WorkerSlot:
             return
         with suppress(ProcessLookupError):
             # Stopped, so that the call cannot end, and the next one begin, between the look and the end.
-            os.kill(pid, signal.SIGSTOP)
-            process.overrun = overrun(mark, lambda: rss_bytes(pid))
-            os.kill(pid, signal.SIGCONT if process.overrun is None else signal.SIGKILL)
+            os.kill(shown.pid, signal.SIGSTOP)
+            process.overrun = overrun(mark, lambda: rss_bytes(shown))
+            os.kill(shown.pid, signal.SIGCONT if process.overrun is None else signal.SIGKILL)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

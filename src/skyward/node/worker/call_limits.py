@@ -1,11 +1,16 @@
 """Mark of a worker: its process, its last call and that call's limits, its output. Memory that outlives the process.
 
-The worker stores the position of each call before it runs the call. The supervisor reads the mark once the process has
-ended, by any cause. Calls after that position have certainly not run (docs/decisions/014).
+The worker stores the position of each call before it runs the call, and whether it runs calls or waits for one. The
+supervisor reads the mark once the process has ended, by any cause. Calls after that position have certainly not run
+(docs/decisions/014).
 
 Before a call with limits the worker stores those, too, and the supervisor ends the worker when one is exceeded: its own
 process cannot while a call holds the interpreter's lock (docs/decisions/026). A call may begin, and hold that lock,
 before the supervisor has the worker's report that it runs: its process is in the mark, too.
+
+A worker that waits for calls is looked at once a second, else ten times. The supervisor stores which of the two holds,
+and a worker that begins to run calls asks for the other. Each side stores its own number before it reads the other's; a
+processor that swaps the two makes the next look a second late.
 
 The mark also says up to where the worker's log has arrived at the client (docs/decisions/015).
 """
@@ -28,8 +33,8 @@ Mark = MutableSequence[int] | memoryview
 """Numbers of a worker's mark; a list where no file could be made."""
 
 _MOST = (1 << 64) - 1
-_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY, _PROCESS, ARRIVED = range(6)
-_BYTES = 8 * 6
+_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY, _PROCESS, ARRIVED, RUNNING, WATCHED = range(8)
+_BYTES = 8 * 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,9 @@ class Overrun:
 
 def blank_mark() -> Mark:
     """Return a mark that no other process reads."""
-    return [0] * (_BYTES // 8)
+    mark = [0] * (_BYTES // 8)
+    mark[WATCHED] = 1  # there is no one to ask
+    return mark
 
 
 def enter(mark: Mark) -> None:
@@ -58,6 +65,11 @@ def enter(mark: Mark) -> None:
 def process_of(mark: memoryview | None) -> int | None:
     """Return the id of the worker's process; None if that accepts no calls yet, or there is no mark."""
     return (mark[_PROCESS] or None) if mark is not None else None
+
+
+def may_run(mark: memoryview | None) -> bool:
+    """Return whether the worker runs calls now; True if there is no mark."""
+    return mark is None or mark[RUNNING] != 0
 
 
 def arm(mark: Mark, *, timeout_s: float, memory_bytes: int) -> None:

@@ -28,7 +28,7 @@ from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback
 from skyward.hidden_frames import related
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
-from skyward.node.worker.call_limits import Mark, arm, blank_mark, disarm
+from skyward.node.worker.call_limits import RUNNING, WATCHED, Mark, arm, blank_mark, disarm
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
@@ -161,6 +161,10 @@ class _MissingBlobsError(Exception):
         self.blob_ids = list(blob_ids)
 
 
+def _ask_no_one() -> None:
+    """Do nothing."""
+
+
 class CallRunner:
     """Queue of one worker's calls, and their runner.
 
@@ -175,10 +179,17 @@ class CallRunner:
         output: collector of printed text.
         blob_dirs: folders of large arguments, by their content id.
         begun: mark of the last call begun, and of its limits: :mod:`skyward.node.worker.call_limits`.
+        ask_for_watch: called when calls begin to run while the supervisor looks at this process once a second only.
     """
 
     def __init__(
-        self, outlet: Outlet, output: CallOutput, blob_dirs: Sequence[Path], begun: Mark | None = None
+        self,
+        outlet: Outlet,
+        output: CallOutput,
+        blob_dirs: Sequence[Path],
+        begun: Mark | None = None,
+        *,
+        ask_for_watch: Callable[[], None] = _ask_no_one,
     ) -> None:
         self.running = 0
         self._current: ReceivedCall | None = None
@@ -187,6 +198,7 @@ class CallRunner:
         self.memory_limit_bytes = 0
         self.shared_results: SharedResults | None = None
         self._begun: Mark = blank_mark() if begun is None else begun
+        self._ask_for_watch = ask_for_watch
         self._outlet = outlet
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)
@@ -313,16 +325,25 @@ class CallRunner:
     def _next(self) -> ReceivedCall | None:
         with self._lock:
             if not self._may_run():
-                self.running = 0
+                self.running = self._begun[RUNNING] = 0
                 return None
             call = self._queue.popleft()
             if not isinstance(call, ReceivedSources):
+                if not self.running:
+                    self._leave_rest()
                 self.running, self._current, self._client = call.id, call, self._clients
                 # Before it runs: the supervisor reads the mark after a crash, and calls after this one move for free.
                 self._begun[0] = call.position
                 return call
         take_sources(call.sources)
         return self._next()
+
+    def _leave_rest(self) -> None:
+        """Note that calls run, and see to it that the supervisor looks at their limits."""
+        self._begun[RUNNING] = 1
+        if not self._begun[WATCHED]:
+            self._begun[WATCHED] = 1  # a supervisor that is stopped must not be asked again and again
+            self._ask_for_watch()
 
     def _run(self, call: ReceivedCall) -> None:
         """Run a call and enqueue its answer. Never raises: the thread is needed for the next call."""

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ log = logging.getLogger("skyward.node.worker.lane_server")
 # Text in bytes that the client has not acknowledged. Above it a thread that prints waits, and the log is not read on
 # (docs/decisions/015).
 _KEPT_LINES_BOUND = 64 << 20
-_COLLECT_S = 0.1
+_COLLECT_S, _LONGEST_COLLECT_S = 0.1, 1.0
 # At most 4 MiB of the log in one go: the loop has results to send, too.
 _COLLECT_PIECES = 16
 _PACE_S = 0.005
@@ -78,6 +78,7 @@ class LaneServer:
         blob_dirs: folders of large arguments, by their content id.
         log: the worker's log, from which captured output is read; None to capture none.
         begun: see :class:`~skyward.node.worker.call_runner.CallRunner`.
+        ask_for_watch: see :class:`~skyward.node.worker.call_runner.CallRunner`.
         shared_results: memory for large results, if a client on this machine may share it.
     """
 
@@ -88,12 +89,13 @@ class LaneServer:
         blob_dirs: Sequence[Path],
         log: WorkerLog | None = None,
         begun: Mark | None = None,
+        ask_for_watch: Callable[[], None] = lambda: None,
         shared_results: SharedResults | None = None,
     ) -> None:
         self.output = CallOutput(
             self._send_printed, log=log, keep_pace=self._keep_pace, deliver_record=self._send_record
         )
-        self.runner = CallRunner(self, self.output, blob_dirs, begun)
+        self.runner = CallRunner(self, self.output, blob_dirs, begun, ask_for_watch=ask_for_watch)
         self._incarnation = incarnation
         self._shared_results = shared_results
         self._loop = asyncio.get_running_loop()
@@ -124,24 +126,36 @@ class LaneServer:
         await Listener(listening, admit=admit, serve=self._converse).run()
 
     async def watch_output(self) -> None:
-        """Send captured output ten times a second until cancelled. A call that ends sends its last lines itself."""
+        """Send captured output until cancelled. A call that ends sends its last lines itself.
+
+        It is looked for ten times a second while there is some, and ever more rarely, down to once a second, without.
+        """
+        # Each look takes the interpreter's lock from the running call: 0.2 ms, and ten times a second is too often for
+        # calls that print nothing.
+        pause_s = _COLLECT_S
         while True:
-            await SYSTEM_CLOCK.sleep(_COLLECT_S)
+            await SYSTEM_CLOCK.sleep(pause_s)
             if self._shared_results is not None:
                 self._shared_results.trim()
+            collected = False
             try:
-                self._collect_some()
+                collected = self._collect_some()
             except OSError:  # a full or failing disk may recover; this task must not end before
                 log.exception("captured output could not be read")
+            pause_s = _COLLECT_S if collected else min(2 * pause_s, _LONGEST_COLLECT_S)
 
-    def _collect_some(self) -> None:
+    def _collect_some(self) -> bool:
+        """Send some captured output; return True if there was any."""
         if not self._linked:  # the log holds it meanwhile, on disk instead of in memory
-            return
+            return False
         self.output.mark(self._has_arrived)
+        if not self.output.has_captured:
+            return False
         pieces = _COLLECT_PIECES
         while pieces and self.kept_bytes <= _KEPT_LINES_BOUND and self.output.collect_piece():
             pieces -= 1
             self._link.flush()
+        return True
 
     def _has_arrived(self) -> bool:
         self._link.flush()

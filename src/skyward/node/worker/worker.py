@@ -114,8 +114,13 @@ class Worker:
             blob_dirs=(Path(ready.blob_dir), Path(ready.blob_dir_disk)),
             log=worker_log,
             begun=mark,
+            ask_for_watch=self._ask_for_watch,
             shared_results=SharedResults(Path(ready.blob_dir), f"result-{self._number}-"),
         )
+
+    def _ask_for_watch(self) -> None:
+        with suppress(OSError):  # a call has closed the connection: then the supervisor is told so elsewhere
+            self._report(None)
 
     def run(self, commands: BufferedReader, *, zygote: int) -> None:
         """Accept the client's connections, and run calls in this thread. If that fails, end the process.

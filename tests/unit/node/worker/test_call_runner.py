@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from skyward.node.worker.call_limits import RUNNING, WATCHED, Mark, blank_mark
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.shared_results import SHARED_BYTES, SharedResults
@@ -23,10 +24,15 @@ class Outlet:
 
     kept_bytes = 0
 
-    def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, fail: Callable[[], None] = lambda: None, mark: Mark | None = None) -> None:
         self.items: list[ToClient] = []
         self.fail = fail
-        self.runner = CallRunner(self, CallOutput(lambda *_: None), (), [0, 0, 0, 0])
+        self.asked = 0
+        output = CallOutput(lambda *_: None)
+        self.runner = CallRunner(self, output, (), mark, ask_for_watch=self.ask_for_watch)
+
+    def ask_for_watch(self) -> None:
+        self.asked += 1
 
     def push(self, item: ToClient, *, bulk: bool = False) -> None:
         del bulk
@@ -156,3 +162,23 @@ def test_the_running_call_is_shown_by_its_function_and_a_batch_of_joblib_as_such
     outlet.runner.work()
 
     assert (shown, outlet.runner.shown()) == (["look, 0 s", "joblib, 0 s"], "")
+
+
+@pytest.mark.parametrize(("watched", "asked"), [(0, 1), (1, 0)])
+def test_the_first_of_several_calls_asks_for_a_watch_unless_there_is_one(watched: int, asked: int) -> None:
+    mark, seen = blank_mark(), list[int]()
+    mark[WATCHED] = watched
+    outlet = Outlet(mark=mark)
+    for number in (1, 2):
+        sent = SentFunction("look", Payload(), loaded=lambda: seen.append(mark[RUNNING]))
+        outlet.runner.add([ReceivedCall(number, sent, number, False, NO_ARGUMENTS)])
+    outlet.runner.work()
+
+    assert (outlet.asked, seen, mark[RUNNING]) == (asked, [1, 1], 0)
+
+
+def test_without_a_mark_that_another_process_reads_nothing_asks_for_a_watch() -> None:
+    outlet = Outlet()
+    outlet.run(small)
+    assert outlet.succeeded == [1]
+    assert outlet.asked == 0
