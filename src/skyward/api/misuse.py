@@ -239,7 +239,7 @@ def refused_argument(name: str, value: Any) -> ConfigurationError | None:
         return ConfigurationError(f"an argument of {name}() is a future; pass its result: {name}(future.result())")
     if _is_pool(value):
         return ConfigurationError(
-            f"an argument of {name}() is a pool, and a pool does not travel to its workers; "
+            f"an argument of {name}() is a pool, which cannot be passed to a call; "
             f"leave it out and write {name}(...) >> pool"
         )
     return None

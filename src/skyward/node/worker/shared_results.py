@@ -128,6 +128,8 @@ class SharedResults:
                 return None
             chosen = min(large_enough, key=lambda segment: (segment.mapping is None, segment.nbytes))
             self._free.remove(chosen)
+            if not (self._folder / chosen.name).exists():  # user code has removed it, perhaps while it stayed mapped
+                return None
             return chosen
 
     def _create(self, nbytes: int) -> _Segment | None:
@@ -158,7 +160,7 @@ class SharedResults:
                 return mmap.mmap(descriptor, segment.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             finally:
                 os.close(descriptor)
-        except OSError:  # no address space or descriptor is left, or user code has removed the file
+        except OSError:  # no address space or descriptor is left
             self._remove(segment)
             return None
 

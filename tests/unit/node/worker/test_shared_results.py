@@ -118,10 +118,13 @@ def test_a_result_leaves_half_of_the_folders_room_to_others(
     assert not segments.store([content(b"a")])
 
 
-def test_a_file_that_user_code_has_removed_is_not_used_again(segments: SharedResults, tmp_path: Path) -> None:
-    limit_bytes = 1  # nothing stays mapped
+@pytest.mark.parametrize("limit_bytes", [0, 1], ids=["stayed mapped", "not mapped"])
+def test_a_file_that_user_code_has_removed_is_not_used_again(
+    segments: SharedResults, tmp_path: Path, limit_bytes: int
+) -> None:
     name = segments.store([content(b"a")], limit_bytes)
     segments.release([name], reusable=True)
     (tmp_path / name).unlink()
-    assert not segments.store([content(b"b")], limit_bytes)
-    assert segments.store([content(b"c")], limit_bytes)
+    other = segments.store([content(b"b")], limit_bytes)
+    assert files(tmp_path) == {other}
+    assert (tmp_path / other).read_bytes() == b"b" * SIZE

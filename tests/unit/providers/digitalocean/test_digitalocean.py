@@ -382,6 +382,7 @@ def test_a_reaper_token_is_sent_over_ssh_and_is_nowhere_else(cloud: DigitalOcean
     assert path in sent
     shown = f"{provider!r} {provider_settings(provider)} {made!r} {secret!r} {sent}"
     assert (REAPER in shown, TOKEN in shown) == (False, False)
+    assert asyncio.run(DigitalOcean(token=TOKEN).secret(made)) is None
 
 
 @pytest.mark.parametrize(
