@@ -118,7 +118,7 @@ def dispatch(_name: str) -> Measured:
 
 def _cost_per_call(workers: int) -> float:
     """Simulate short calls, submitted at once; whoever has work finishes one call, in turns."""
-    from skyward.scheduling.dispatch import CallState, Dispatch, Send, WorkerId
+    from skyward.scheduling.dispatch_and_retries import CallState, Dispatch, Send, WorkerId
 
     state = Dispatch()
     for index in range(workers):

@@ -25,7 +25,7 @@ from skyward.providers.base import LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import SpotLike, parse_request
 from skyward.scheduling.calls import LiveCall, RemoteFuture
-from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
 from skyward.submission import ArgumentMemo, Invocation

@@ -11,13 +11,13 @@ from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources
 from skyward.node.worker.lane_server import LaneServer
-from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.scheduling.worker_link import AttachedNode, LinkOwner, WorkerLink
 from skyward.shipping.pickling import pack_result
 from skyward.shipping.remote_exceptions import pack_error
 from skyward.wire.lane import Connection
-from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.messages import CallResult, Outcome
+from skyward.wire.node_config import HANDSHAKE_S
 from support.simulation import SimulatedConnection
 
 __all__ = ["SimulatedLink", "SimulatedNetwork", "SimulatedWorker", "Work"]

@@ -21,7 +21,7 @@ from skyward.errors import PoolStateError
 from skyward.events.bus import EventBus
 from skyward.request.request import PoolRequest
 from skyward.scheduling.calls import LiveCall, RawOutcome
-from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.wire.messages import CallHeader, PackedError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from skyward.errors import AuthenticationError, UnreachableError
 from skyward.wire.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
 from skyward.wire.frames import MAX_FRAME_BYTES, FrameError, TlsIdentity, client_context
 from skyward.wire.lane import Connection
-from skyward.wire.limits import HANDSHAKE_S, PING_S, SILENT_PINGS
+from skyward.wire.node_config import HANDSHAKE_S, PING_S, SILENT_PINGS
 
 log = logging.getLogger("skyward.fleet.control_client")
 

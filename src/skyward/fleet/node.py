@@ -30,8 +30,7 @@ from skyward.request.image import ImageSettings
 from skyward.request.volume import GrantedVolume
 from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, RunService, Start
 from skyward.wire.frames import TlsIdentity
-from skyward.wire.limits import MIG_UNDO_S, RELEASE_S
-from skyward.wire.node_config import NodeConfig, NodeReady
+from skyward.wire.node_config import MIG_UNDO_S, RELEASE_S, NodeConfig, NodeReady
 
 OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
 """States of a machine that is not, and will not be, a node."""

@@ -10,8 +10,7 @@ from skyward.fleet.template_process import added_packages, fork_supervisor
 from skyward.machine.access import Completed, Transport
 from skyward.node.processes import SUPERVISOR_LOG
 from skyward.node.supervisor.start_order import VISIBLE
-from skyward.wire.limits import MIG_START_S
-from skyward.wire.node_config import NodeConfig, NodeReady
+from skyward.wire.node_config import MIG_START_S, NodeConfig, NodeReady
 
 _START_TIMEOUT_S = 60.0
 _END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sys.argv[1])"

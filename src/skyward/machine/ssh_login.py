@@ -36,7 +36,8 @@ from skyward.machine.paramiko_parts import (
     packetizer_class,
 )
 from skyward.machine.ssh_config import Settings, SSHTarget, settings
-from skyward.machine.ssh_keys import HostKey, Identities, Identity, KnownKeys, identities, known_keys, unknown, verify
+from skyward.machine.ssh_host_keys import HostKey, KnownKeys, known_keys, unknown, verify
+from skyward.machine.ssh_user_keys import Identities, Identity, identities
 
 _ADDRESS_TIMEOUT_S: Final = 10.0
 _LEAST_S = 1.0

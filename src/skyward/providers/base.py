@@ -102,7 +102,7 @@ class LaunchOrder:
         return self.timeout_s
 
     def note_undone(self, instance: Instance) -> None:
-        """Note a machine that is gone again, because the order, or a part of it, failed: it has cost money."""
+        """Note that ``instance`` is gone again, because the order, or a part of it, failed: it has cost money."""
 
     def note_unseen(self, key: str) -> None:
         """Note the key of a create call without a clear outcome of which no machine is listed in time.

@@ -24,10 +24,17 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_rows, decode_state
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines
-from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
+from skyward.providers._common.rest_client import (
+    ApiAnswer,
+    RestClient,
+    VendorPayload,
+    bearer,
+    decode,
+    decode_rows,
+    decode_state,
+)
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer, check_settings
 from skyward.request.accelerators import Vendor, find_model
 from skyward.request.checks import explain_options, refusal, secret, text, web_address

@@ -33,10 +33,18 @@ from skyward.providers._common.machine_catalogue import (
     sold_as,
     spread,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows, decode_state
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedContainers, label, labels_of
-from skyward.providers._common.rest_client import ApiAnswer, RestClient, bearer
+from skyward.providers._common.rest_client import (
+    ApiAnswer,
+    RestClient,
+    VendorPayload,
+    bearer,
+    decode,
+    decode_list,
+    decode_rows,
+    decode_state,
+)
 from skyward.providers.base import REFUSALS, Finding, InstanceState, LaunchOrder, Offer, check_settings
 from skyward.request.accelerators import Accelerator, Vendor, model_name
 from skyward.request.checks import (

@@ -24,10 +24,18 @@ from skyward.providers._common.machine_catalogue import (
     sold_accelerators,
     sold_as,
 )
-from skyward.providers._common.payloads import VendorPayload, decode, decode_rows, decode_state
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, failed
 from skyward.providers._common.rented_machines import MachineApi, MachineRecord, RentedMachines, label, labels_of
-from skyward.providers._common.rest_client import ApiAnswer, ClientCredentials, SignedInClient, read_credentials
+from skyward.providers._common.rest_client import (
+    ApiAnswer,
+    ClientCredentials,
+    SignedInClient,
+    VendorPayload,
+    decode,
+    decode_rows,
+    decode_state,
+    read_credentials,
+)
 from skyward.providers.base import (
     REFUSALS,
     Finding,

@@ -19,7 +19,7 @@ from skyward.errors import PoolStateError, SerializationError, WorkerLostError
 from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.log_files import record_line
 from skyward.hidden_frames import hide_frames, is_explained
-from skyward.scheduling.dispatch import CallState, WorkerId
+from skyward.scheduling.dispatch_and_retries import CallState, WorkerId
 from skyward.scheduling.mapped_results import MappedResults
 from skyward.shipping.blobs import Blob, Stored
 from skyward.shipping.function_cache import FunctionCache, PackedFunction, seal

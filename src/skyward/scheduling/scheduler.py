@@ -1,7 +1,7 @@
 """Scheduler of an open pool: calls from any thread to the workers of its nodes, and their outcomes back.
 
-:mod:`skyward.scheduling.dispatch` decides which worker gets which call; the scheduler tells it what happens, and
-carries its orders out over the links to the workers.
+:mod:`skyward.scheduling.dispatch_and_retries` decides which worker gets which call; the scheduler tells it what
+happens, and carries its orders out over the links to the workers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from skyward.scheduling.calls import (
     WorkCount,
     pack_calls,
 )
-from skyward.scheduling.dispatch import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+from skyward.scheduling.dispatch_and_retries import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.scheduling.services import Services
 from skyward.scheduling.worker_link import (
     AttachedNode,

@@ -27,7 +27,7 @@ from skyward.events import LogLine, WorkerLost, WorkerRestarting
 from skyward.events.log_files import DEFAULT_LEVELS
 from skyward.fleet.node import Node
 from skyward.scheduling.calls import LiveCall, RawOutcome
-from skyward.scheduling.dispatch import GiveUp, WorkerId
+from skyward.scheduling.dispatch_and_retries import GiveUp, WorkerId
 from skyward.scheduling.mapped_results import MappedResults
 from skyward.shipping.blobs import Exchange, NodeBlobs, Stored
 from skyward.shipping.function_cache import PackedFunction, Recent
@@ -36,7 +36,7 @@ from skyward.submission import CallLimits
 from skyward.wire import messages
 from skyward.wire.control import WorkerExit
 from skyward.wire.lane import Connection, Link, Session
-from skyward.wire.limits import HANDSHAKE_S
+from skyward.wire.node_config import HANDSHAKE_S
 from skyward.wire.printed_lines import LineAssembler
 
 log = logging.getLogger("skyward.scheduling.lane")

@@ -33,6 +33,7 @@ class NotedOrder(LaunchOrder):
     """Launch order that goes on under another key, and notes what becomes of it.
 
     Attributes:
+        pool_id, keys, timeout_s, avoid, one_network: see :class:`~skyward.providers.LaunchOrder`.
         undone: the machines that are gone again.
         unseen: the keys of create calls without a clear outcome of which no machine is listed.
         reasons: the reasons for which other keys were asked for; each is the former one with ``"-again"``.

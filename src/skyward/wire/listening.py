@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.waiting import NotYet, keep, wait_until
-from skyward.wire.limits import HANDSHAKE_S
+from skyward.wire.node_config import HANDSHAKE_S
 
 log = logging.getLogger("skyward.wire")
 

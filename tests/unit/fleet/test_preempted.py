@@ -13,9 +13,9 @@ import pytest
 from skyward.errors import BudgetError, CapacityError, WorkerLostError
 from skyward.events import Error, InstancePreempted, Notice, WorkerLost
 from skyward.ledger.ledger import Ledger
+from skyward.market.spending import Spending
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
-from skyward.scheduling.running_pool import Spending
 from skyward.testing.provider import running
 from skyward.wire.control import Preempting, PreemptionLikely
 from support.faults import Fate, Fault

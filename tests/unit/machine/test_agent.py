@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paramiko import Message
 
-from skyward.machine.ssh_keys import Agent
+from skyward.machine.ssh_user_keys import Agent
 
 LISTED, SIGN, SIGNED = 12, 13, 14
 

@@ -9,7 +9,7 @@ import pytest
 
 from skyward.errors import AuthenticationError, ConfigurationError, HostKeyError
 from skyward.machine.ssh_config import Settings, SSHTarget, settings
-from skyward.machine.ssh_keys import HostKey, known_keys, objection, unknown, verify
+from skyward.machine.ssh_host_keys import HostKey, known_keys, objection, unknown, verify
 
 
 def public(filler: int, kind: str = "ssh-ed25519", bits: int = 256) -> str:

@@ -22,7 +22,7 @@ from skyward.machine.paramiko_parts import StaleConnectionError
 from skyward.machine.ssh_config import SSHTarget
 from skyward.machine.ssh_connection import SSHConnections
 from skyward.machine.ssh_login import Dial, SSHSession
-from skyward.wire.limits import HANDSHAKE_S
+from skyward.wire.node_config import HANDSHAKE_S
 
 TARGET = SSHTarget(host="box", config_path="/dev/null")
 DEADLINE_S = 10.0

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from skyward.scheduling.dispatch import Action, CallState, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+from skyward.scheduling.dispatch_and_retries import Action, CallState, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.wire.lane import Session
 
 EVENTS = 60

@@ -11,7 +11,7 @@ import pytest
 from skyward.errors import RemoteError, WorkerLostError
 from skyward.events import Error, LogLine
 from skyward.scheduling.calls import CallGang, CallNumbers, Incoming, LiveCall, RawOutcome
-from skyward.scheduling.dispatch import CallState, Dispatch, GiveUp, Send, WorkerId
+from skyward.scheduling.dispatch_and_retries import CallState, Dispatch, GiveUp, Send, WorkerId
 from skyward.scheduling.mapped_results import MappedResults
 from skyward.shipping.function_cache import PackedFunction
 from skyward.shipping.pickling import pack

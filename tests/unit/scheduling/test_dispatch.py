@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from skyward.scheduling.dispatch import Action, CallState, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+from skyward.scheduling.dispatch_and_retries import Action, CallState, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 
 A, B = WorkerId(0, 0), WorkerId(0, 1)
 

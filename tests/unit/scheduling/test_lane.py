@@ -20,7 +20,7 @@ import skyward.node.worker.lane_server
 from skyward.base.waiting import wait_until
 from skyward.node.worker.lane_server import LaneServer
 from skyward.scheduling.certificates import issue
-from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
 from skyward.wire.frames import client_context, server_context
 from skyward.wire.lane import Connection, Link, Session

@@ -19,11 +19,10 @@ from skyward.ledger.ledger import Ledger
 from skyward.market.budget import ENDING_S, Budget
 from skyward.market.choose import Batch
 from skyward.market.cost import CostReport, Usage
+from skyward.market.spending import Spending
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
-from skyward.scheduling import running_pool
-from skyward.scheduling.running_pool import Spending
 from skyward.testing.provider import FakeProvider
 from support.clock import FakeClock
 from support.fleets import FleetStage
@@ -277,7 +276,7 @@ def wait_for_ever() -> None:
 def spent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set it to have the sum reached."""
     reached = threading.Event()
-    monkeypatch.setattr(running_pool, "_LOOK_S", 0.01)
+    monkeypatch.setattr("skyward.market.spending._LOOK_S", 0.01)
     monkeypatch.setattr(Budget, "seconds_left", lambda *_: -1.0 if reached.is_set() else math.inf)
     return reached
 

@@ -19,7 +19,7 @@ from skyward.errors import BootstrapError, ConfigurationError, UnreachableError
 from skyward.events import Error, LogLine, WorkerLost, WorkerReplaced, WorkerRestarting
 from skyward.machine.local import LocalAccess
 from skyward.scheduling.calls import CallGang, LiveCall, RawOutcome
-from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
 from skyward.scheduling.worker_link import WorkerLink, out_of_reach

@@ -9,7 +9,7 @@ from typing import Any, cast
 from skyward.errors import PoolStateError
 from skyward.events import Progress, SkywardEvent
 from skyward.scheduling.calls import CallBatch, CallTable, LiveCall, RawOutcome, RemoteFuture, WorkCount
-from skyward.scheduling.dispatch import Action, Dispatch, GiveUp, WorkerId
+from skyward.scheduling.dispatch_and_retries import Action, Dispatch, GiveUp, WorkerId
 from skyward.shipping.function_cache import PackedFunction
 from skyward.wire.messages import Payload
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyward.scheduling.calls import LiveCall
-from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.scheduling.worker_link import AttachedNode, WorkerLink
 from skyward.shipping.blobs import Exchange
 from skyward.shipping.function_cache import PackedFunction

@@ -12,7 +12,7 @@ import pytest
 
 from skyward.node.worker.call_runner import SentFunction
 from skyward.scheduling.calls import LiveCall
-from skyward.scheduling.dispatch import WorkerId
+from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
 from skyward.shipping.blobs import Blob, NodeBlobs
 from skyward.shipping.function_cache import PackedFunction, Recent

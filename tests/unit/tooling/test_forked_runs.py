@@ -141,7 +141,7 @@ def test_a_run_that_is_to_stop_at_a_failure_does(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(OUTCOMES, encoding="utf-8")
     code, said = run(tmp_path, "-x")
     assert code == 1, said
-    assert "1 failed, 1 passed" in said.splitlines()[-1], said
+    assert "stopping after" in said, said  # how many ran depends on when the process that runs them learns of it
 
 
 def test_an_error_at_the_end_of_a_process_fails_the_run(tmp_path: Path) -> None:

@@ -25,8 +25,7 @@ from skyward.node.storage.mirror import Mirror
 from skyward.node.storage.mount_registry import MountPath, claimed, held
 from skyward.providers.storage import MountWay, store_kind
 from skyward.request.volume import GrantedVolume
-from skyward.wire.limits import RELEASE_S
-from skyward.wire.node_config import NodeConfig
+from skyward.wire.node_config import RELEASE_S, NodeConfig
 
 log = logging.getLogger("skyward.node.storage.volume_program")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyward.wire.limits import SILENCE_S
+from skyward.wire.node_config import SILENCE_S
 
 _WARNING_SHARE = 0.1
 

@@ -19,7 +19,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wa
 from skyward.node.plan import NodePlan
 from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
 from skyward.node.supervisor.forking import Fork, Zygote
-from skyward.node.worker.call_limits import (
+from skyward.node.worker.call_mark import (
     WATCHED,
     Overrun,
     blank_mark,
@@ -56,7 +56,7 @@ class _Process:
 
     Attributes:
         incarnation: its id.
-        mark_path: file of its mark; see :mod:`~skyward.node.worker.call_limits`.
+        mark_path: file of its mark; see :mod:`~skyward.node.worker.call_mark`.
         mark: that file, mapped; None if there is none.
         running: its report that it accepts calls; None before that.
         seen_at: time of the last look of which one a second is enough.

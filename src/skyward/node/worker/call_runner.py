@@ -28,7 +28,7 @@ from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback
 from skyward.hidden_frames import related
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
-from skyward.node.worker.call_limits import RUNNING, WATCHED, Mark, arm, blank_mark, disarm
+from skyward.node.worker.call_mark import RUNNING, WATCHED, Mark, arm, blank_mark, disarm
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
@@ -178,7 +178,7 @@ class CallRunner:
         outlet: connection to the client.
         output: collector of printed text.
         blob_dirs: folders of large arguments, by their content id.
-        begun: mark of the last call begun, and of its limits: :mod:`skyward.node.worker.call_limits`.
+        begun: mark of the last call begun, and of its limits: :mod:`skyward.node.worker.call_mark`.
         ask_for_watch: called when calls begin to run while the supervisor looks at this process once a second only.
     """
 

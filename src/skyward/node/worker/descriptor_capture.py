@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, cast
 
-from skyward.node.worker.call_limits import ARRIVED, Mark
+from skyward.node.worker.call_mark import ARRIVED, Mark
 
 LAST_WORDS_BYTES = 8 << 10
 """Longest report of last words, in bytes."""

@@ -23,13 +23,12 @@ from skyward.base.descriptors import Descriptors
 from skyward.base.waiting import SYSTEM_CLOCK, wait_until
 from skyward.errors import UnreachableError
 from skyward.events.log_files import DEFAULT_LEVELS
-from skyward.node.worker.call_limits import Mark
+from skyward.node.worker.call_mark import Mark
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.output import CallOutput, TakenLevels
 from skyward.node.worker.shared_results import SharedResults
 from skyward.wire.lane import Connection, Link, Session
-from skyward.wire.limits import HANDSHAKE_S
 from skyward.wire.listening import Listener
 from skyward.wire.messages import (
     CancelCalls,
@@ -50,6 +49,7 @@ from skyward.wire.messages import (
     ToClient,
     to_worker,
 )
+from skyward.wire.node_config import HANDSHAKE_S
 
 log = logging.getLogger("skyward.node.worker.lane_server")
 

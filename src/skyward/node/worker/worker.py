@@ -27,7 +27,7 @@ from skyward.distributed.runtime import enter_task
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process, read_commands
 from skyward.node.services import Service, WorkerHost
-from skyward.node.worker.call_limits import Mark, blank_mark, enter, mark_path, open_mark
+from skyward.node.worker.call_mark import Mark, blank_mark, enter, mark_path, open_mark
 from skyward.node.worker.child_processes import call_in_this_process, prepare_multiprocessing
 from skyward.node.worker.descriptor_capture import WorkerLog
 from skyward.node.worker.lane_server import LaneServer

@@ -1,4 +1,7 @@
-"""Client of a provider's REST API: in threads, paced, retried where that is safe, with Skyward's errors."""
+"""Client of a provider's REST API: in threads, paced, retried where that is safe, with Skyward's errors.
+
+Its answers are decoded into typed records at the edge: a renamed or missing field is an error, never 0 or "".
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,21 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+import msgspec
 import urllib3
 from tenacity import AsyncRetrying, retry_if_exception, wait_fixed
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, to_its_end
 from skyward.errors import AuthenticationError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
-from skyward.providers._common.payloads import decode_list
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind, is_unsent
-from skyward.providers.base import REFUSALS
+from skyward.providers.base import REFUSALS, InstanceState
+
+T = TypeVar("T")
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 _READ_TIMEOUT_S: Final = 30.0
@@ -599,3 +605,64 @@ def _of_credentials(found: Refusal) -> Refusal:
     if found.kind in (RefusalKind.RATE, RefusalKind.TRANSIENT):
         return replace(found, message="no bearer was issued")
     return replace(found, kind=RefusalKind.AUTH, message="the credentials are not accepted", advice="")
+
+
+class VendorPayload(msgspec.Struct):
+    """Base of a payload's type. A field without a default is required; other fields of the vendor are ignored."""
+
+
+def decode(kind: type[T], payload: object, where: str) -> T:
+    """Return a payload as ``kind``; numbers may be text. ``where`` is vendor and call: ``"Cloud: GET /v2/things"``.
+
+    Raises:
+        UnreachableError: it has another form.
+    """
+    try:
+        return msgspec.convert(payload, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UnreachableError(
+            f"{where} was answered in a form that this version of Skyward cannot read: {error}. Install a newer "
+            "version, or report this"
+        ) from error
+
+
+def decode_list(payload: object, name: str, where: str) -> list[Any]:
+    """Return the list that a payload has as ``name``, empty for null; raises as :func:`decode` if it has none."""
+    return getattr(decode(_listing(name), payload, where), name) or []
+
+
+@cache
+def _listing(name: str) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Listing", [(name, list[Any] | None)])
+
+
+def decode_rows(kind: type[T], rows: Iterable[object], where: str) -> list[T]:
+    """Return the rows of a catalogue as ``kind``. A malformed one is left out; raises as :func:`decode` if all are."""
+    found: list[T] = []
+    malformed: UnreachableError | None = None
+    for row in rows:
+        try:
+            found.append(decode(kind, row, where))
+        except UnreachableError as error:
+            _logger.debug("%s", error)
+            malformed = malformed or error
+    if malformed is not None and not found:
+        raise malformed
+    return found
+
+
+def decode_state(states: Mapping[Any, InstanceState], word: str | None, where: str) -> InstanceState:
+    """Return the state of a machine by the vendor's word for it; one with an unknown word is not ready, with a warning.
+
+    ``where`` is that of :func:`decode`.
+    """
+    if word not in states:
+        _warn_of_state(word, where)
+    return states.get(word, InstanceState.PENDING)
+
+
+@cache
+def _warn_of_state(word: str | None, where: str) -> None:
+    _logger.warning(
+        "%s: this version of Skyward does not know the state %r: the machine counts as pending", where, word
+    )

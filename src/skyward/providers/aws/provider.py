@@ -31,7 +31,6 @@ from skyward.providers.aws.account import (
     SPOT_WATCH,
     Account,
     Candidate,
-    MachineImage,
     MachineOrder,
     Subnet,
     Terms,
@@ -42,6 +41,7 @@ from skyward.providers.aws.account import (
     template_call,
 )
 from skyward.providers.aws.api import Api, Credentials, is_lost, new_session, patiently, refused_by_fleet
+from skyward.providers.aws.machine_images import MachineImage
 from skyward.providers.aws.offering import Prices, check_account, exceeded, find_offers
 from skyward.providers.aws.s3 import grant_with
 from skyward.providers.aws.ssm import require_plugin, session_command

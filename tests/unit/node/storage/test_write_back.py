@@ -10,7 +10,7 @@ import pytest
 
 from skyward.node.storage.volume_program import VolumeKeeper
 from skyward.request.volume import GrantedVolume, S3Volume, VolumeAccess
-from skyward.wire.limits import RELEASE_S
+from skyward.wire.node_config import RELEASE_S
 from support.nodes import node_config
 from support.simulation import simulate
 

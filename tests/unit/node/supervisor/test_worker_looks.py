@@ -15,7 +15,7 @@ import pytest
 
 from skyward.node.plan import NodePlan, make_plan
 from skyward.node.supervisor.worker_restarts_and_limits import WorkerSlot
-from skyward.node.worker.call_limits import RUNNING, WATCHED, enter, mark_path, open_mark
+from skyward.node.worker.call_mark import RUNNING, WATCHED, enter, mark_path, open_mark
 from skyward.wire.control import RunService, Start
 from support.nodes import node_config
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.worker.call_limits import RUNNING, WATCHED, Mark, blank_mark
+from skyward.node.worker.call_mark import RUNNING, WATCHED, Mark, blank_mark
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.shared_results import SHARED_BYTES, SharedResults

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.node.worker.call_limits import Mark, blank_mark, make_mark, open_mark
+from skyward.node.worker.call_mark import Mark, blank_mark, make_mark, open_mark
 from skyward.node.worker.descriptor_capture import LAST_WORDS_BYTES, WorkerLog, take_last_words
 from skyward.node.worker.output import CallOutput, OutputRouter
 from skyward.wire.messages import LogPiece
@@ -136,7 +136,7 @@ class TestTheWorkersOwnMessages:
             import logging, pathlib, sys
             handler = logging.StreamHandler(sys.stderr)
             logging.getLogger("dask").addHandler(handler)
-            from skyward.node.worker.call_limits import blank_mark as opened_mark
+            from skyward.node.worker.call_mark import blank_mark as opened_mark
             from skyward.node.worker.descriptor_capture import WorkerLog
             log = WorkerLog(pathlib.Path(sys.argv[1], "log"), opened_mark())
             log.redirect()
@@ -160,7 +160,7 @@ class TestTheWorkersOwnMessages:
     def test_a_log_has_a_line_from_the_start_so_that_calls_without_output_cost_no_check(self, tmp_path: Path) -> None:
         program = """if True:
             import pathlib, sys
-            from skyward.node.worker.call_limits import blank_mark as opened_mark
+            from skyward.node.worker.call_mark import blank_mark as opened_mark
             from skyward.node.worker.descriptor_capture import WorkerLog
             log = WorkerLog(pathlib.Path(sys.argv[1], "log"), opened_mark())
             log.redirect()
@@ -183,7 +183,7 @@ def run(program: str, folder: Path, expected: int = 0) -> None:
 
 REDIRECTED = """if True:
     import ctypes, os, pathlib, sys, threading, warnings
-    from skyward.node.worker.call_limits import open_mark
+    from skyward.node.worker.call_mark import open_mark
     from skyward.node.worker.descriptor_capture import WorkerLog
     from skyward.node.worker.output import CallOutput
     def opened_mark(): return open_mark(os.path.join(sys.argv[1], "mark"))

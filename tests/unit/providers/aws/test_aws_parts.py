@@ -11,8 +11,9 @@ import pytest
 
 from skyward.errors import ConfigurationError
 from skyward.providers._common.logins import KeyPair
-from skyward.providers.aws.account import LARGEST_BYTES, find_image, parse_record, user_data
+from skyward.providers.aws.account import LARGEST_BYTES, parse_record, user_data
 from skyward.providers.aws.api import Api
+from skyward.providers.aws.machine_images import find_image
 from skyward.providers.aws.offering import parse_product, parse_spot_prices, quota_of
 from skyward.providers.base import InstanceState
 

@@ -9,7 +9,7 @@ import pytest
 
 from skyward.errors import UnreachableError
 from skyward.providers import digitalocean, runpod, vastai, verda
-from skyward.providers._common.payloads import VendorPayload, decode, decode_list, decode_rows, decode_state
+from skyward.providers._common.rest_client import VendorPayload, decode, decode_list, decode_rows, decode_state
 from skyward.providers.base import InstanceState
 from support.clouds.digital_ocean_api import SIZES
 from support.clouds.runpod_api import CPUS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from skyward.node.worker.call_limits import (
+from skyward.node.worker.call_mark import (
     Overrun,
     arm,
     disarm,

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-log = logging.getLogger("skyward.node.worker.call_limits")
+log = logging.getLogger("skyward.node.worker.call_mark")
 
 Mark = MutableSequence[int] | memoryview
 """Numbers of a worker's mark; a list where no file could be made."""
