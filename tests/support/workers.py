@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from skyward.base.waiting import wait_until
 from skyward.errors import UnreachableError
+from skyward.node.worker.call_mark import blank_mark
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources
 from skyward.node.worker.lane_server import LaneServer
 from skyward.scheduling.dispatch_and_retries import WorkerId
@@ -160,7 +161,7 @@ class _Server(LaneServer):
 
     def __init__(self, worker: SimulatedWorker, work: Work) -> None:
         super().__init__(incarnation=worker.incarnation, blob_dirs=())
-        self.begun = [0]
+        self.begun = blank_mark()
         self._worker = worker
         self.runner = _Runner(self, lambda data: work(data, worker))
 
