@@ -322,7 +322,7 @@ _DROPLETS, _KEYS, _FIREWALLS = "/v2/droplets", "/v2/account/keys", "/v2/firewall
 _PAGE: Final = {"per_page": "200"}
 _FRESH_S: Final = 60.0
 """Time after its creation for which a key may not be accepted."""
-_STATES: Final[Mapping[Any, InstanceState]] = {
+STATES: Final[Mapping[Any, InstanceState]] = {
     "new": InstanceState.PENDING,
     "active": InstanceState.RUNNING,
     "off": InstanceState.FAILED,
@@ -445,7 +445,7 @@ def parse_droplet(row: Mapping[str, Any]) -> MachineRecord | None:
         return None
     droplet = decode(_DropletPayload, row, _READING)
     addresses = {place.type: place.ip_address for place in droplet.networks.v4}
-    state = decode_state(_STATES, droplet.status, _READING)
+    state = decode_state(STATES, droplet.status, _READING)
     return MachineRecord(
         id=str(droplet.id),
         key=droplet.name.removeprefix(_NAME),
