@@ -39,6 +39,8 @@ NOTSENT_LOWAT: Final = 25 if sys.platform == "linux" else 0x201
 
 _PROC: Final = Path("/proc")
 _EPOLLIN: Final = 1
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _START_FIELD: Final = 19
@@ -114,6 +116,30 @@ def socket_path(folder: Path, name: str) -> Generator[str]:
             link = Path(short, "l")
             link.symlink_to(folder, target_is_directory=True)
             yield str(link / name)
+
+
+def keep_freed_memory(block_bytes: int, nbytes: int) -> None:
+    """Have this process use freed memory again: blocks of up to ``block_bytes``, and ``nbytes`` at the end of its heap.
+
+    By default glibc returns such memory to the kernel, which clears every page of it again at its next use. Other C
+    libraries ignore this.
+
+    Args:
+        block_bytes: size of the largest block to keep, at most 32 MiB.
+        nbytes: free memory at the end of the heap from which it is returned.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError):
+            set_option = ctypes.CDLL(None).mallopt
+            set_option(_M_MMAP_THRESHOLD, block_bytes)
+            set_option(_M_TRIM_THRESHOLD, nbytes)
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the kernel; does nothing where the C library is not glibc. Other threads go on."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def allocate_memory(nbytes: int) -> mmap.mmap:
