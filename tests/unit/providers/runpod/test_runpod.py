@@ -353,3 +353,12 @@ async def test_stock_balance_and_permission_are_errors_of_the_offer(account: Run
             await provider.launch(offers, order)
         await provider.terminate([made.id])
     assert account.left() == {}
+
+
+@pytest.mark.parametrize(("stock", "state"), [({"EU-RO-1": "LOW"}, "ok"), ({}, "warn")])
+async def test_the_check_reports_key_and_stock(account: RunPodApi, stock: dict[str, str], state: str) -> None:
+    account.market.stock = dict.fromkeys(account.market.stock, stock)
+    async with opened(account, data_centers=["EU-RO-1"]) as provider:
+        findings = await provider.check()
+    assert [(finding.what, finding.state) for finding in findings] == [("credentials", "ok"), ("stock", state)]
+    assert "EU-RO-1" in findings[1].found
