@@ -7,6 +7,7 @@ once, by :func:`to_worker` or :func:`to_client`, where they leave the link.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -548,8 +549,9 @@ def result_bytes(item: Item) -> int:
     if item[0] == ResultChunk.CODE:
         return len(item[-1])
     if item[0] == CallResult.CODE:
-        _, _, part_bytes, segment, _ = item[2]
-        return sum(part_bytes) if segment else 0  # without a segment, they have come as chunks
+        with suppress(TypeError, ValueError):  # one that cannot be decoded fails its call, not the lane
+            _, _, part_bytes, segment, _ = item[2]
+            return sum(part_bytes) if segment else 0  # without a segment, they have come as chunks
     return 0
 
 

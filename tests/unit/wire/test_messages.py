@@ -107,6 +107,13 @@ def test_the_memory_of_a_large_result_counts_until_it_is_acknowledged(item: ToCl
     assert nbytes <= item.nbytes < nbytes + 1000
 
 
+@pytest.mark.parametrize(
+    "outcome", [7, (), (0.5, b"x", 7, "result-0-1", None), (0.5, b"x", ("a",), "result-0-1", None)]
+)
+def test_a_result_that_cannot_be_decoded_has_no_size(outcome: Any) -> None:
+    assert messages.result_bytes([CallResult.CODE, 1, outcome]) == 0
+
+
 def test_parts_of_a_segment_begin_where_arrays_may() -> None:
     assert messages.places_in_segment([]) == [0]
     assert messages.places_in_segment([1, 64, 0, 65, 7]) == [0, 64, 128, 128, 256, 320]
