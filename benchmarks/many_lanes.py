@@ -281,20 +281,25 @@ def measure_calls(client: ScaleClient, *, quick: bool) -> None:
     calls = _CALLS_A_WORKER * workers
     nothing = [Invocation(fn=abs, args=(number,)) for number in range(calls)]
     client.run(nothing[: 2 * workers])
-    repeats = 1 if quick else max(1, _LEAST_CALLS // calls)
-    with client.timed("no_op", calls * repeats):
-        for _ in range(repeats):
-            client.run(nothing)
+    _time_rounds(client, "no_op", nothing, 1 if quick else max(1, _LEAST_CALLS // calls))
     nap = Invocation(fn=time.sleep, args=(_NAP_S,))  # noqa: TID251  # the call itself
     naps = [nap] * (_NAPS_A_WORKER * workers)
     client.run(naps[:workers])
-    repeats = 1 if quick else max(1, _LEAST_NAPS // len(naps))
-    with client.timed("nap", len(naps) * repeats):
-        for _ in range(repeats):
-            client.run(naps)
+    _time_rounds(client, "nap", naps, 1 if quick else max(1, _LEAST_NAPS // len(naps)))
     times = [_seconds(lambda: client.run(nothing[:1])) for _ in range(_ROUND_TRIPS // 10 if quick else _ROUND_TRIPS)]
     client.figures["round_trip_p50_s"] = median(times)
     client.figures["round_trip_p99_s"] = quantiles(times, n=100)[-1]
+
+
+def _time_rounds(client: ScaleClient, name: str, calls: Sequence[Invocation], repeats: int) -> None:
+    """Time three rounds of calls; note the one that took the least processor time: the machine has other work, too."""
+    rounds: list[dict[str, float]] = []
+    for _ in range(_REPEATS):
+        with client.timed(name, len(calls) * repeats):
+            for _ in range(repeats):
+                client.run(calls)
+        rounds.append({figure: value for figure, value in client.figures.items() if figure.startswith(f"{name}_")})
+    client.figures |= min(rounds, key=lambda figures: figures[f"{name}_cpu_s"])
 
 
 def _measure_all_workers(client: ScaleClient) -> None:

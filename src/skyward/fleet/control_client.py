@@ -14,7 +14,7 @@ from skyward.base.waiting import SYSTEM_CLOCK, NotYet, keep, wait_until
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.wire.control import Command, Ending, Message, Ping, Pong, Stop, from_frame, to_frame
 from skyward.wire.frames import MAX_FRAME_BYTES, FrameError, TlsIdentity, client_context
-from skyward.wire.lane import Connection
+from skyward.wire.lane import Connection, turn_to_dial
 from skyward.wire.node_config import HANDSHAKE_S, PING_S, SILENT_PINGS
 
 log = logging.getLogger("skyward.fleet.control_client")
@@ -145,7 +145,7 @@ class ControlClient:
         except OSError as error:  # no descriptor is free
             return NotYet(str(error))
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
+            async with turn_to_dial(self._context), asyncio.timeout(HANDSHAKE_S):
                 await connection.connect(self._address)
                 await connection.handshake()
         except ssl.SSLCertVerificationError as error:

@@ -35,7 +35,7 @@ from skyward.shipping.project_modules import SentSources, SourceSet
 from skyward.submission import CallLimits
 from skyward.wire import messages
 from skyward.wire.control import WorkerExit
-from skyward.wire.lane import Connection, Link, Session
+from skyward.wire.lane import Connection, Link, Session, turn_to_dial
 from skyward.wire.node_config import HANDSHAKE_S
 from skyward.wire.printed_lines import LineAssembler
 
@@ -262,7 +262,7 @@ class WorkerLink:
             log.warning("%s cannot be dialled yet: %s", self._address, error)
             return None
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
+            async with turn_to_dial(self._tls), asyncio.timeout(HANDSHAKE_S):
                 await connection.connect(self._address)
                 await connection.handshake()
                 await self._greet(connection)

@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from operator import methodcaller
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgpack
 
@@ -35,6 +36,9 @@ _LARGEST_BYTES = 64 << 20  # a session's messages have a few MiB: a larger lengt
 _READ_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
 _RECORD_BYTES = 16 << 10  # the largest record of TLS
+
+_DIALS_AT_ONCE = 64
+_TURN_S = 1.0
 
 _ACK_DELAY_S = 0.02  # most acknowledgements travel with an item that is sent meanwhile
 CHUNK_BYTES = 4 << 20
@@ -60,6 +64,24 @@ def _read_buffer() -> memoryview:
     if _buffers.encrypted is None:
         _buffers.encrypted = memoryview(allocate_memory(_READ_BYTES))
     return _buffers.encrypted
+
+
+_turns: WeakKeyDictionary[ssl.SSLContext, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def turn_to_dial(context: ssl.SSLContext) -> AsyncGenerator[None]:
+    """Wait until few other connections with a pool's context are being opened, and open one inside the block.
+
+    Were a thousand opened at once, all of them would be done at the same time, and on a busy machine none within the
+    limit of a handshake. A peer that is silent keeps its turn for a second only.
+    """
+    turns = _turns.setdefault(context, asyncio.Semaphore(_DIALS_AT_ONCE))
+    await turns.acquire()
+    with ExitStack() as turn:
+        turn.callback(turns.release)
+        turn.callback(asyncio.get_running_loop().call_later(_TURN_S, turn.close).cancel)
+        yield
 
 
 class MessageError(ConnectionError):

@@ -17,7 +17,7 @@ import pytest
 from skyward.base.waiting import wait_until
 from skyward.scheduling.certificates import issue
 from skyward.wire.frames import TlsIdentity, client_context, server_context, write_frame
-from skyward.wire.lane import BrokenSessionError, Connection, Link, MessageError, Session
+from skyward.wire.lane import BrokenSessionError, Connection, Link, MessageError, Session, turn_to_dial
 from skyward.wire.messages import EmittedEvent, PrintedLines, ResultChunk
 
 
@@ -63,6 +63,27 @@ async def test_a_connection_takes_little_memory(identity: TlsIdentity) -> None:
         tracemalloc.stop()
 
     assert taken_bytes / 2 < 128 << 10
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_connections_are_opened_in_turns_which_silent_peers_do_not_keep(
+    identity: TlsIdentity, monkeypatch: pytest.MonkeyPatch, *, silent: bool
+) -> None:
+    monkeypatch.setattr("skyward.wire.lane._TURN_S", 0.01 if silent else 60.0)
+    context, answered, opening = client_context(identity), asyncio.Event(), 0
+
+    async def dial() -> None:
+        nonlocal opening
+        async with turn_to_dial(context):
+            opening += 1
+            await answered.wait()
+
+    dialling = [asyncio.ensure_future(dial()) for _ in range(150)]
+    await until(lambda: opening == (150 if silent else 64))
+    answered.set()
+    await asyncio.gather(*dialling)
+
+    assert opening == 150
 
 
 async def test_the_last_message_of_a_peer_that_ends_the_connection_counts(identity: TlsIdentity) -> None:
