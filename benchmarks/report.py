@@ -48,8 +48,6 @@ _NOTES = """\
 _MISSED = """\
 ## Missed targets, with causes
 
-- *A result of 500 MB.* It goes through TLS, about 0.6 ns a byte on either side, and is copied into messages and out of
-  them; Ray's is in memory that both processes share. Half of the time measured here is the kernel clearing pages.
 - *The forest, and the search over 200 MB.* Every batch of trees, and every fold's slices, crosses TLS and is pickled
   once more than on loky, on processors that the workers need. More cores than workers hide it; here there are two.
 - *The idle node.* A supervisor and two workers look after each other a few times a second.

@@ -410,6 +410,30 @@ class BusyProvider(FakeProvider):
         raise UnreachableError("busy")
 
 
+class SlowlyEnding(FakeProvider):
+    """Ends machines once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        self.asked.set()
+        await self.may.wait()
+        await super().terminate(instance_ids)
+
+
+async def test_a_node_whose_machine_is_being_ended_is_not_used_any_more(stage: Stage) -> None:
+    stage.provider = provider = SlowlyEnding()
+    async with stage.kept(nodes=2) as fleet:
+        scaling = asyncio.ensure_future(fleet.scale(1, {1}))
+        await provider.asked.wait()
+        used, states = [node.rank for node in fleet.ready_nodes()], [node.state for node in fleet.status().nodes]
+        provider.may.set()
+        await scaling
+    assert (used, states) == ([0], ["ready", "ending"])
+
+
 async def test_a_machine_that_ended_after_all_while_the_fleet_stopped_is_not_named_as_left(stage: Stage) -> None:
     stage.provider = provider = BusyProvider()
     fleet = stage.fleet(nodes=2)
