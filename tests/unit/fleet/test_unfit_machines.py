@@ -120,6 +120,33 @@ async def test_the_bad_machine_is_ended_before_the_next_is_bought(stage: Stage) 
     assert [len(order.avoid) for order in stage.provider.orders] == [0, 1, 2]
 
 
+class Onlooker(Seller):
+    """Notes the state of node 1 at each order."""
+
+    fleet: StagedFleet
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.seen: list[tuple[str, str]] = []
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        node = self.fleet.status().nodes[1]
+        self.seen.append((node.state, node.instance_id))
+        return await super().launch(offers, order)
+
+
+async def test_a_rank_has_no_machine_while_an_unfit_one_is_exchanged(stage: Stage) -> None:
+    provider = Onlooker(stage.clock)
+    stage.sell(provider)
+    stage.be_small(1)
+    fleet = provider.fleet = stage.fleet()
+    try:
+        await fleet.start()
+    finally:
+        await fleet.stop()
+    assert provider.seen == [("launching", ""), ("launching", "")]
+
+
 async def test_three_unfit_machines_end_the_opening_and_the_error_lists_them(stage: Stage) -> None:
     stage.be_small(1, 2, 3)
 
