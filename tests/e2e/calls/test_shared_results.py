@@ -49,6 +49,11 @@ def end() -> None:
     os._exit(1)
 
 
+def values(array: NDArray[np.uint8]) -> set[int]:
+    """The different values in an array; a set of its elements would take a second."""
+    return {*np.unique(array).tolist()}
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
     with sky.ComputePool(provider=sky.Local(), display="quiet") as pool:
@@ -67,11 +72,11 @@ def test_results_are_the_callers_own(pool: sky.ComputePool) -> None:
     assert text == bytes([3]) * SIZE
     assert all((array == 3).all() for array in arrays.values())
     (odd, numbers) = unevenly_sized() >> pool
-    assert set(odd) == {1}
+    assert values(odd) == {1}
     assert numbers.flags.aligned
     assert (numbers == np.arange(SIZE // 8)).all()
     together = sky.gather(*[filled(value) for value in range(8)]) >> pool
-    assert [set(array) for array in together] == [{value} for value in range(8)]
+    assert [values(array) for array in together] == [{value} for value in range(8)]
 
 
 def test_memory_is_used_again_once_the_last_view_is_gone(pool: sky.ComputePool) -> None:
@@ -81,12 +86,12 @@ def test_memory_is_used_again_once_the_last_view_is_gone(pool: sky.ComputePool) 
     held = segments(pool)
     del array
     gc.collect()
-    assert set(filled(2) >> pool) == {2}
-    assert set(part) == {1}
+    assert values(filled(2) >> pool) == {2}
+    assert values(part) == {1}
     del part
     gc.collect()
     for value in range(5):
-        assert set(filled(value) >> pool) == {value}
+        assert values(filled(value) >> pool) == {value}
     assert len(segments(pool)) <= len(held) + 1
 
 
@@ -110,17 +115,17 @@ def test_a_result_outlives_its_worker_and_its_pool() -> None:
     with sky.ComputePool(provider=sky.Local(), concurrency=1, display="quiet") as pool:
         first = filled(1) >> pool
         with pytest.raises(sky.WorkerLostError):
-            end() >> pool
+            end().options(retries=0) >> pool
         second = filled(2) >> pool
         assert len(segments(pool)) == 1  # those of the lost worker are gone
-    assert set(first) == {1}
-    assert set(second) == {2}
+    assert values(first) == {1}
+    assert values(second) == {2}
 
 
 def test_a_result_for_which_the_folder_has_no_room_is_sent() -> None:
     with sky.ComputePool(provider=sky.Local(), display="quiet") as crowded:
         no_room() @ crowded
-        assert set(filled(5) >> crowded) == {5}
+        assert values(filled(5) >> crowded) == {5}
         assert not segments(crowded)
 
 
