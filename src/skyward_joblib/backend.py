@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import deque
@@ -179,9 +180,45 @@ def _call_when_done(future: CallFuture[Any], callback: _Done) -> None:
     registering = False
 
 
+class FrozenHeap:
+    """Hides the objects that exist already from the garbage collector while joblib takes thousands of tasks at once.
+
+    Each task is a few new objects, and for every 70,000 of them the collector would look at all objects of the program
+    and its libraries: 15 of 104 ms for 50,000 tasks. New objects are collected as always. Cycles that existed before
+    and are dropped meanwhile are freed after the thaw.
+
+    Args:
+        limit_s: seconds after which :meth:`thaw_in_time` thaws.
+    """
+
+    def __init__(self, limit_s: float = 1.0) -> None:
+        self._limit_s = limit_s
+        self._frozen_at: float | None = None
+        self._is_frozen = False
+
+    def freeze(self) -> None:
+        """Freeze, once; never if the program has switched the collector off or has frozen objects itself."""
+        if self._frozen_at is None and gc.isenabled() and not gc.get_freeze_count():
+            self._frozen_at = time.monotonic()
+            self._is_frozen = True
+            gc.freeze()
+
+    def thaw(self) -> None:
+        """Show the collector all objects again. Idempotent."""
+        if self._is_frozen:
+            self._is_frozen = False
+            gc.unfreeze()
+
+    def thaw_in_time(self) -> None:
+        """Thaw if the limit has passed: a loop may last for hours."""
+        if self._frozen_at is not None and time.monotonic() - self._frozen_at >= self._limit_s:
+            self.thaw()
+
+
 _MIN_BATCH_S = AutoBatchingMixin.MIN_IDEAL_BATCH_DURATION
 _MAX_BATCH_S = AutoBatchingMixin.MAX_IDEAL_BATCH_DURATION
-_STEPS_AT_ONCE = 3
+_STEPS_AT_ONCE = 6
+_MANY_TASKS = 2**_STEPS_AT_ONCE
 
 
 class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
@@ -224,6 +261,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._round_trip_s = _MAX_BATCH_S
         self._task_s = 0.0
         self._batch_size = 1
+        self._heap = FrozenHeap()
         self._just_retrieved = threading.local()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -260,9 +298,11 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         wanted = self._wanted_workers(self.parallel.n_jobs, pool)
         self._window = CallWindow(pool, limit=wanted if wanted < pool.capacity else None)
         self._progress = LoopProgress(pool, total=getattr(self.parallel, "n_tasks", None))
+        self._heap = FrozenHeap()
 
     def stop_call(self) -> None:
         """End a call, and cancel its remaining batches."""
+        self._heap.thaw()
         self.abort_everything()
         self._progress.end()
 
@@ -303,13 +343,14 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
             duration = worker_s
         self._task_s = duration / batch_size
         super().batch_completed(batch_size, duration)
+        self._heap.thaw_in_time()
         self._progress.add(batch_size)
 
     def compute_batch_size(self) -> int:
         """Return the number of tasks for the next batch.
 
         joblib doubles it at a time, because its measurement includes the way to the worker. The worker's own one
-        is good enough for three steps at once: with many small tasks, every batch is a round trip.
+        is good enough for six steps at once: with many small tasks, every batch is a round trip.
         """
         size = super().compute_batch_size()
         steps = 1
@@ -319,6 +360,8 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
             size = super().compute_batch_size()
             steps += 1
         self._batch_size = size
+        if size >= _MANY_TASKS:
+            self._heap.freeze()
         return size
 
     def abort_everything(self, ensure_ready: bool = True) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from packaging.version import Version
 import skyward_joblib
 from skyward.errors import ConfigurationError, RemoteTraceback, SerializationError
 from skyward_joblib import SkywardBackend
+from skyward_joblib.backend import FrozenHeap
 
 
 def square(number):
@@ -375,14 +377,14 @@ def joblib_future(worker_s):
 
 
 def test_batches_grow_by_the_time_on_the_worker_not_by_the_way(hand_fleet):
-    assert Batches(hand_fleet).complete(size=1, worker_s=0.001, total_s=1.0) == 8
+    assert Batches(hand_fleet).complete(size=1, worker_s=0.001, total_s=1.0) == 64
 
 
 def test_batches_grow_once_for_each_that_came_back(hand_fleet):
     batches = Batches(hand_fleet)
-    size = batches.complete(size=1, worker_s=0.001, total_s=1.0)
+    size = batches.complete(size=1, worker_s=0.00001, total_s=1.0)
     assert [batches.backend.compute_batch_size() for _ in range(3)] == [size] * 3
-    assert batches.complete(size=size, worker_s=0.001 * size, total_s=1.0) == 8 * size
+    assert batches.complete(size=size, worker_s=0.00001 * size, total_s=1.0) == 64 * size
 
 
 def test_batches_that_keep_a_worker_busy_stay_as_they_are(hand_fleet):
@@ -414,3 +416,71 @@ def test_batch_size_starts_anew_with_every_call(hand_fleet):
     batches.complete(size=1, worker_s=0.001, total_s=0.002)
     batches.backend.terminate()
     assert batches.backend.compute_batch_size() == 1
+
+
+@pytest.fixture
+def thawed():
+    """A heap without frozen objects, before and after."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_the_heap_is_frozen_for_many_short_tasks_until_the_end_of_their_loop(hand_fleet):
+    batches = Batches(hand_fleet)
+    assert not gc.get_freeze_count()
+    batches.complete(size=1, worker_s=0.00001, total_s=0.001)
+    assert gc.get_freeze_count()
+    batches.backend.stop_call()
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_long_tasks_leave_the_garbage_collector_alone(hand_fleet):
+    Batches(hand_fleet).complete(size=1, worker_s=0.1, total_s=0.1)
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("thawed")
+@pytest.mark.filterwarnings("ignore:.*not used:UserWarning")  # from close(), if it comes before the last task's end
+def test_a_loop_leaves_no_frozen_objects_whatever_its_end(fleet):
+    with parallel_config(SkywardBackend(pool=fleet)):
+        assert Parallel(n_jobs=2)(delayed(square)(n) for n in range(3000)) == [n * n for n in range(3000)]
+        assert not gc.get_freeze_count()
+        with pytest.raises(TypeError):
+            Parallel(n_jobs=2)(delayed(square)(n if n < 2999 else "no number") for n in range(3000))
+        assert not gc.get_freeze_count()
+        outputs = Parallel(n_jobs=2, return_as="generator")(delayed(square)(n) for n in range(3000))
+        assert next(outputs) == 0
+        outputs.close()
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_a_loop_that_lasts_longer_thaws_the_heap_and_freezes_it_no_more():
+    heap = FrozenHeap(limit_s=0.0)
+    heap.freeze()
+    assert gc.get_freeze_count()
+    heap.thaw_in_time()
+    heap.freeze()
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_objects_that_the_program_has_frozen_stay_frozen():
+    gc.freeze()
+    heap = FrozenHeap()
+    heap.freeze()
+    heap.thaw()
+    assert gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_a_heap_without_collector_is_not_frozen():
+    gc.disable()
+    try:
+        FrozenHeap().freeze()
+        assert not gc.get_freeze_count()
+    finally:
+        gc.enable()
