@@ -37,8 +37,8 @@ _READ_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
 _RECORD_BYTES = 16 << 10  # the largest record of TLS
 
-_DIALS_AT_ONCE = 64
-_TURN_S = 1.0
+_DIALS_AT_ONCE = 256
+_TURN_S = 2.0
 
 _ACK_DELAY_S = 0.02  # most acknowledgements travel with an item that is sent meanwhile
 CHUNK_BYTES = 4 << 20
@@ -74,7 +74,7 @@ async def turn_to_dial(context: ssl.SSLContext) -> AsyncGenerator[None]:
     """Wait until few other connections with a pool's context are being opened, and open one inside the block.
 
     Were a thousand opened at once, all of them would be done at the same time, and on a busy machine none within the
-    limit of a handshake. A peer that is silent keeps its turn for a second only.
+    limit of a handshake. A silent peer keeps its turn for two seconds only.
     """
     turns = _turns.setdefault(context, asyncio.Semaphore(_DIALS_AT_ONCE))
     await turns.acquire()

@@ -78,12 +78,12 @@ async def test_connections_are_opened_in_turns_which_silent_peers_do_not_keep(
             opening += 1
             await answered.wait()
 
-    dialling = [asyncio.ensure_future(dial()) for _ in range(150)]
-    await until(lambda: opening == (150 if silent else 64))
+    dialling = [asyncio.ensure_future(dial()) for _ in range(600)]
+    await until(lambda: opening == (600 if silent else 256))
     answered.set()
     await asyncio.gather(*dialling)
 
-    assert opening == 150
+    assert opening == 600
 
 
 async def test_the_last_message_of_a_peer_that_ends_the_connection_counts(identity: TlsIdentity) -> None:
