@@ -8,6 +8,7 @@ import resource
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -18,13 +19,15 @@ import pytest
 
 import skyward.node.worker.lane_server
 from skyward.base.waiting import wait_until
+from skyward.node.worker.call_runner import ReceivedCall, SentFunction
 from skyward.node.worker.lane_server import LaneServer
 from skyward.scheduling.certificates import issue
 from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.scheduling.worker_link import WorkerLink
+from skyward.shipping.pickling import pack
 from skyward.wire.frames import client_context, server_context
 from skyward.wire.lane import Connection, Link, Session
-from skyward.wire.messages import Item
+from skyward.wire.messages import Item, Payload, SmallResults
 
 
 class Owner:
@@ -57,11 +60,13 @@ def started(address: str, tls: ssl.SSLContext, owner: Owner) -> WorkerLink:
 
 
 @asynccontextmanager
-async def linked_lane(folder: Path) -> AsyncIterator[tuple[WorkerLink, Owner]]:
+async def linked_lane(
+    folder: Path, owner: Owner | None = None, server: LaneServer | None = None
+) -> AsyncIterator[tuple[WorkerLink, Owner]]:
     """A lane and its worker, in touch."""
     identity = issue()
-    owner = Owner()
-    server = LaneServer(incarnation="one", blob_dirs=[folder])
+    owner = owner or Owner()
+    server = server or LaneServer(incarnation="one", blob_dirs=[folder])
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         host, port = listening.getsockname()
         serving = asyncio.ensure_future(server.serve(listening, server_context(identity)))
@@ -125,6 +130,38 @@ async def test_a_lane_outlasts_every_way_in_which_a_dial_can_fail(incarnations: 
             await lane.close()
     again = ["lost", "up", "linked", "unlinked"]
     assert owner.events == ["up", "linked", "unlinked"] + again * (incarnations - 1)
+
+
+class Reader(Owner):
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: asyncio.Queue[int] = asyncio.Queue()
+
+    def lane_items(self, lane: WorkerLink, items: Sequence[Item]) -> None:
+        for item in items:
+            assert item[0] == SmallResults.CODE
+            for call_id in SmallResults(*item[1:]).call_ids:
+                self.results.put_nowait(call_id)
+
+
+async def test_results_arrive_although_the_call_behind_them_goes_on(tmp_path: Path) -> None:
+    server, owner = LaneServer(incarnation="one", blob_dirs=[tmp_path]), Reader()
+    arrived = threading.Event()
+    nothing = pack(((), {}), what="no arguments").data
+    functions = [lambda: None] * 3 + [arrived.wait]
+    async with linked_lane(tmp_path, owner, server):
+        working = asyncio.ensure_future(asyncio.to_thread(server.runner.work))
+        server.runner.add(
+            ReceivedCall(number, SentFunction("it", Payload(), loaded=function), number, False, nothing)
+            for number, function in enumerate(functions, start=1)
+        )
+        try:
+            assert [await owner.results.get() for _ in range(3)] == [1, 2, 3]
+        finally:
+            arrived.set()
+        assert await owner.results.get() == 4
+        server.runner.close()
+        await working
 
 
 async def test_who_prints_waits_for_a_client_that_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

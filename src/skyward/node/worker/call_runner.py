@@ -153,6 +153,10 @@ class Outlet(Protocol):
         """Have another thread call :meth:`CallRunner.hand_over_results` and send the queued items."""
         ...
 
+    def flush_later(self) -> None:
+        """As :meth:`flush_soon`, a millisecond later, with the results that follow meanwhile."""
+        ...
+
     def wait(self, timeout_s: float | None, *, eager: bool = False) -> None:
         """Block until items have arrived and were handed over, or until :meth:`wake`; if ``eager``, busy-wait first."""
         ...
@@ -287,7 +291,7 @@ class CallRunner:
                         keep_freed_memory(_KEPT_BLOCK_BYTES, _KEPT_FREE_BYTES)
                         self._keeps_memory = True
                     if self._results:  # the next call may take hours
-                        self._outlet.flush_soon()
+                        self._outlet.flush_later()
                     os.fchdir(folder)  # back from the folder of an earlier call, which may be gone; 0.3 µs
                     self._run(call)
                     continue
@@ -465,7 +469,7 @@ class CallRunner:
         if len(self._results) >= _RESULTS_PER_ITEM:
             self.hand_over_results()
         if more:
-            self._outlet.flush_soon()
+            self._outlet.flush_later()
 
     def _send_large(self, call_id: int, result: Packed, seconds: float) -> None:
         disarm(self._begun)  # the client may be away, and its time is not the call's

@@ -26,6 +26,7 @@ class Outlet:
 
     def __init__(self, fail: Callable[[], None] = lambda: None, mark: Mark | None = None) -> None:
         self.items: list[ToClient] = []
+        self.flushed_soon = self.flushed_later = 0
         self.fail = fail
         self.asked = 0
         output = CallOutput(lambda *_: None)
@@ -42,7 +43,11 @@ class Outlet:
 
     def flush(self) -> None: ...
 
-    def flush_soon(self) -> None: ...
+    def flush_soon(self) -> None:
+        self.flushed_soon += 1
+
+    def flush_later(self) -> None:
+        self.flushed_later += 1
 
     def wait(self, timeout_s: float | None, *, eager: bool = False) -> None:
         del timeout_s, eager
@@ -83,6 +88,19 @@ class DeadlyError(Exception):
 
 def deadly() -> None:
     raise DeadlyError
+
+
+def test_results_before_another_call_gather_for_a_moment() -> None:
+    outlet = Outlet()
+    outlet.run(small, small)
+    assert outlet.flushed_later
+    assert not outlet.flushed_soon
+
+
+def test_an_error_waits_for_no_other_result() -> None:
+    outlet = Outlet()
+    outlet.run(deadly, small)
+    assert outlet.flushed_soon
 
 
 def test_a_call_begins_in_the_folder_of_all_calls_although_an_earlier_one_left_it(

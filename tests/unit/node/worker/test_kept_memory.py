@@ -31,7 +31,7 @@ def use_memory():
 
 class Outlet:
     kept_bytes = 0
-    wake = flush = flush_soon = lambda self: None
+    wake = flush = flush_soon = flush_later = lambda self: None
     push = lambda self, item, *, bulk=False: None
 
     def wait(self, timeout_s, *, eager=False):
