@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -78,6 +79,12 @@ def own_wheel() -> OwnWheel:
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return OwnWheel(data=pack_wheel(DISTRIBUTION, version, requires, contents), digest=digest.hexdigest())
+
+
+def read_own_wheel() -> None:
+    """Have :func:`own_wheel` answer at once from now on. Raises nothing: the first use reports it."""
+    with suppress(Exception):
+        own_wheel()
 
 
 def code_folders() -> Iterator[Path]:

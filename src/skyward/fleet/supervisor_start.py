@@ -8,7 +8,7 @@ from skyward.environment.bootstrap import Environment, persist
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.fleet.template_process import added_packages, fork_supervisor
 from skyward.machine.access import Completed, Transport
-from skyward.node.processes import SUPERVISOR_LOG
+from skyward.node.conventions import SUPERVISOR_LOG
 from skyward.node.supervisor.start_order import VISIBLE
 from skyward.wire.node_config import MIG_START_S, NodeConfig, NodeReady
 
@@ -30,7 +30,6 @@ async def start_supervisor(
     Raises:
         BootstrapError: the supervisor did not start; holds its output.
     """
-    path = f"{config.workdir}/node.json"
     env = {**environment.env, "SKYWARD_INSTANCE": config.instance_id}
     if on_this_machine and not environment.isolated:
         env |= added_packages(env)
@@ -52,9 +51,10 @@ async def start_supervisor(
                 return Completed(exit_code=0, stdout=ready, stderr="")
             if ready is not None:
                 await transport.run(environment.command("-c", _END_ALL, config.instance_id), timeout_s=left_s)
-        await transport.put(config.to_json().encode(), path, mode=0o600)
-        argv = environment.command("-m", "skyward.node.supervisor", path)
-        return await transport.run([*argv, *((VISIBLE,) if on_this_machine else ())], env=env, timeout_s=limit_s)
+        argv = environment.command("-m", "skyward.node.supervisor", config.workdir)
+        argv += (VISIBLE,) if on_this_machine else ()
+        # Through its input, for it holds a private key: never in a file or an argument.
+        return await transport.run(argv, env=env, stdin=config.to_json().encode(), timeout_s=limit_s)
 
     completed = await persist(start, deadline_s=limit_s, node=config.node, step="server")
     try:

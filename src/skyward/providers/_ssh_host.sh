@@ -89,14 +89,16 @@ since() {
     fi
 }
 
-# prepare FOLDER: an empty folder for a node, this user's own, with a note of the host on which its processes will be.
+# prepare FOLDER [FILE TEXT]: an empty folder for a node, this user's own, with a note of the host on which its processes
+# will be, and then with a file, whole or not at all.
 prepare() {
     umask 077
     mkdir -p "$1" && {
         life
         machine
         date +%s
-    } >"$1/host"
+    } >"$1/host" || return
+    [ $# -eq 1 ] || { printf '%s\n' "$3" >"$1/.$2.part" && mv -f "$1/.$2.part" "$1/$2"; }
 }
 
 # place FOLDER: where the processes of a node are. "here"; "over" if they ended when this machine restarted; else the

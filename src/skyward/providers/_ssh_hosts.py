@@ -139,8 +139,13 @@ async def survey(index: int, name: str, target: SSHTarget) -> Host:
             over IPv6.
     """
     async with reaching(target) as transport:
-        facts = await _asked_facts(target)
-        key = await transport.host_key()
+        showing = asyncio.ensure_future(transport.host_key())
+        try:
+            facts = await _asked_facts(target)
+            key = await showing
+        finally:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
         if "lacking" in facts:
             raise ConfigurationError(
                 f"hosts: {name} lacks programs, {facts['lacking'][0].strip()}: install them, or correct its PATH, "

@@ -29,7 +29,7 @@ from skyward.errors import (
 from skyward.machine.access import TAGS_FILE, Transport
 from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.machine.ssh_config import SSHTarget
-from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, reaching, run_on, survey
+from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, run_on, survey
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
 from skyward.request.checks import explain_options, refusal, text
 from skyward.request.instance import InstanceSpec
@@ -281,9 +281,7 @@ class SSH(Provider):
         tags = {"instance_id": instance_id, "pool_id": order.pool_id, "key": key, "created_at": time.time()}
         folder = host.folder(instance_id)
         try:
-            await self._run(host, "prepare", folder)
-            async with reaching(host.target) as transport:
-                await transport.put(json.dumps(tags).encode(), f"{folder}/{TAGS_FILE}")
+            await self._run(host, "prepare", folder, TAGS_FILE, json.dumps(tags))
         except UnreachableError:
             with suppress(OSError, SkywardError):  # the folder may exist all the same
                 await self._terminate(instance_id)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from skyward.base.loop import LoopThread
 from skyward.base.waiting import SYSTEM_CLOCK
+from skyward.environment.skyward_wheel import read_own_wheel
 from skyward.errors import BudgetError
 from skyward.events import (
     Callback,
@@ -114,6 +115,8 @@ class RunningPool:
         try:
             spending = await self._prepare()
             spending.watch()
+            if not self._provider.this_machine:  # every machine gets it; the first is still to be bought or reached
+                asyncio.get_running_loop().run_in_executor(None, read_own_wheel)
             await self.fleet.start(self.scheduler)
             nodes = self._request.nodes
             self._bus.publish(PoolStarted(nodes, nodes * self._request.workers_per_node))

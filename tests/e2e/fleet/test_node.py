@@ -128,9 +128,8 @@ def processes_of(instance_id: str, supervisor: int) -> list[psutil.Process]:
 
 async def run_supervisor(config: NodeConfig) -> Completed:
     transport = LocalTransport(LocalAccess(address=config.address, workdir=config.workdir))
-    path = f"{config.workdir}/node.json"
-    await transport.put(config.to_json().encode(), path)
-    return await transport.run([sys.executable, "-m", "skyward.node.supervisor", path], timeout_s=DEADLINE_S)
+    argv = [sys.executable, "-m", "skyward.node.supervisor", config.workdir]
+    return await transport.run(argv, stdin=config.to_json().encode(), timeout_s=DEADLINE_S)
 
 
 @contextlib.asynccontextmanager
@@ -194,7 +193,6 @@ async def test_both_workers_run_and_join_the_service(config: NodeConfig, from_th
         config = replace(config, service=task_service.MODULE, service_name=task_service.NAME)
     async with running(config) as node:
         await node.all_running()
-        assert "node.json" not in os.listdir(config.workdir)
         if not from_the_start:
             assert not [process for process in node.processes() if process.name() == "sky-tasks"]
             await run_service(node)

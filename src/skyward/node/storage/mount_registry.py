@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from skyward.errors import ConfigurationError
-from skyward.node.processes import SUPERVISOR_LOG, carriers
+from skyward.node.conventions import SUPERVISOR_LOG
+from skyward.node.processes import carriers
 from skyward.request.volume import GrantedVolume
 
 PART = ".skyward-part-"

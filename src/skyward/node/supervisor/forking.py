@@ -18,7 +18,6 @@ import select
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -31,6 +30,7 @@ from skyward.base.descriptors import keep_from_forks
 from skyward.base.platform import wait_for_end
 from skyward.node.plan import NodePlan, package_versions
 from skyward.node.processes import close_all_but, end_all, exit_reason, fits_arguments, name_process, show_arguments
+from skyward.node.supervisor.program import start_zygote
 from skyward.node.supervisor.start_order import PROGRAM
 from skyward.request.front_ends import COUNTERPARTS
 
@@ -155,9 +155,7 @@ class Zygote:
         on_exit: Callable[[str], None],
         forked: tuple[int, socket.socket] | None = None,
     ) -> None:
-        # Not "-m": multiprocessing would import the module again, as __mp_main__, in processes that calls start.
-        start = "import gc; gc.disable(); from skyward.node.supervisor.forking import run_zygote as run"
-        self._argv = (sys.executable, "-c", f"{start}; run(*{tuple(modules)!r})")
+        self._modules = modules
         self._plan = plan
         self._on_exit = on_exit
         self._forked = forked
@@ -170,7 +168,7 @@ class Zygote:
         await keep_process("the zygote", self._live, self._on_exit)
 
     async def _live(self) -> str:
-        self.pid, orders = self._forked or self._start_program()
+        self.pid, orders = self._forked or start_zygote(self._modules, self._plan.process_env())
         self._forked = None
         with orders:
             self._orders = orders
@@ -179,13 +177,6 @@ class Zygote:
         self.pid = None
         self._started.clear()
         return exit_reason(exit_code)
-
-    def _start_program(self) -> tuple[int, socket.socket]:
-        orders, its_orders = socket.socketpair()
-        with its_orders:
-            process = subprocess.Popen(self._argv, stdin=its_orders.fileno(), env=os.environ | self._plan.process_env())
-        process.returncode = 0  # _ended() waits for it
-        return process.pid, orders
 
     @asynccontextmanager
     async def fork(self, module: str) -> AsyncGenerator[Fork]:

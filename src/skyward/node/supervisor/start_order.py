@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from skyward.wire.node_config import NodeConfig
+if TYPE_CHECKING:  # it would take longer than all that a supervisor needs before its zygote starts
+    from skyward.wire.node_config import NodeConfig
 
 PROGRAM = (sys.executable, "-m", "skyward.node.supervisor")
-"""Arguments of every supervisor, before the path of its configuration."""
+"""Arguments of every supervisor, before its node's folder."""
 
 TEMPLATE_VARIABLE = "SKYWARD_TEMPLATE"
 """Environment variable of a template. A fork shows ``SKYWARD_INSTANCE``, which is as long, in its place."""

@@ -107,7 +107,7 @@ class WorkerSlot:
         worker: index of the worker on it.
         zygote: process to fork it from.
         report: called with :class:`WorkerRunning` and :class:`WorkerExit` of each incarnation.
-        watch: called when it begins to run calls, after a look whose next one was to be a second later.
+        watch: called when the next look is due at once: calls or tasks may begin, and it was to be a second later.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class WorkerSlot:
             self._ordered.set()
         else:
             self._service = order
+            self._watch()
         if self._process is not None and self._process.fork is not None:
             self._process.fork.send(order)
 
@@ -197,7 +198,8 @@ class WorkerSlot:
 
     def _send_orders(self, fork: Fork, process: _Process) -> None:
         assert self._start is not None
-        env = self._plan.worker_env(self._worker, self._start)
+        # The zygote may have started before the caps on threads were known, which count cores.
+        env = self._plan.process_env() | self._plan.worker_env(self._worker, self._start)
         fork.send((self._plan, self._worker, process.incarnation, env))
         process.fork = fork
         if self._service is not None:
@@ -215,7 +217,7 @@ class WorkerSlot:
         """
         process = self._process
         if process is None or (shown := process.shown()) is None:
-            return False
+            return self._service is not None  # its tasks may begin as soon as the process is up
         if busy := self._may_work(process):
             process.busy_at = now
         due = now - process.seen_at >= _EVERY_S

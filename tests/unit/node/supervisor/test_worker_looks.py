@@ -1,4 +1,4 @@
-"""How often a supervisor looks at a worker: ten times a second while it may run calls, else once."""
+"""How a supervisor keeps a worker: it looks at it ten times a second while it may run calls, else once."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Forks:
     def __init__(self) -> None:
         self.incarnations: asyncio.Queue[str] = asyncio.Queue()
         self.said: asyncio.Queue[None] = asyncio.Queue()
+        self.env: dict[str, str] = {}
 
     @asynccontextmanager
     async def fork(self, _program: str) -> AsyncGenerator[Forks]:
@@ -36,7 +37,8 @@ class Forks:
     def send(self, *orders: Any) -> None:
         for order in orders:
             if isinstance(order, tuple):
-                self.incarnations.put_nowait(cast("Any", order)[2])
+                _, _, incarnation, self.env = cast("Any", order)
+                self.incarnations.put_nowait(incarnation)
 
     async def reports(self) -> AsyncGenerator[None]:
         while True:
@@ -81,9 +83,12 @@ async def test_a_worker_is_looked_at_more_often_from_its_call_on_until_a_second_
 
 
 async def test_a_worker_of_a_service_is_looked_at_all_the_time(plan: NodePlan) -> None:
-    async with running(plan, asyncio.Event()) as (slot, mark, _):
-        enter(mark)
+    asked = asyncio.Event()
+    async with running(plan, asked) as (slot, mark, _):
         slot.follow(RunService(name="it", module="it", address="127.0.0.1:1"))
+        assert asked.is_set()
+        assert slot.look(0.0)  # it is not up yet
+        enter(mark)
         assert slot.look(1.0)
         assert slot.look(9.0)
 
@@ -93,3 +98,8 @@ async def test_a_worker_that_begins_to_run_calls_asks_for_a_look(plan: NodePlan)
     async with running(plan, asked) as (_, _, forks):
         forks.said.put_nowait(None)
         await asyncio.wait_for(asked.wait(), 30)
+
+
+async def test_a_worker_has_the_caps_on_threads_which_its_zygote_may_have_started_without(plan: NodePlan) -> None:
+    async with running(plan, asyncio.Event()) as (_, _, forks):
+        assert forks.env["OMP_NUM_THREADS"] == plan.process_env()["OMP_NUM_THREADS"]
