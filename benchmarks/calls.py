@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from benchmarks.measured import Measured, opened, timed
@@ -34,7 +35,7 @@ def gather(peer: Peer) -> Measured:
     return timed(lambda: peer.gather(nothing, arguments), repeats=1)
 
 
-def joblib_calls(count: int, *, repeats: int) -> Callable[[str], Measured]:
+def joblib_calls(count: int, *, repeats: int, return_as: str = "list") -> Callable[[str], Measured]:
     """``count`` tasks of joblib's that do nothing."""
 
     @opened
@@ -43,7 +44,8 @@ def joblib_calls(count: int, *, repeats: int) -> Callable[[str], Measured]:
 
         def run(tasks: int) -> None:
             with parallel_config(peer.joblib()):
-                Parallel(n_jobs=WORKERS)(delayed(nothing)(i) for i in range(tasks))
+                results = Parallel(n_jobs=WORKERS, return_as=return_as)(delayed(nothing)(i) for i in range(tasks))
+                deque(results, maxlen=0)
 
         run(100)
         return timed(lambda: run(count), repeats=repeats)

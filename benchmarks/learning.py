@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.measured import Measured, opened, timed
 from benchmarks.peers import WORKERS, Peer
 
-__all__ = ["forest", "grid_search", "large_search"]
+__all__ = ["cross_validation", "forest", "grid_search", "large_search"]
 
 
 @opened
@@ -21,6 +21,24 @@ def grid_search(peer: Peer) -> Measured:
     X, y = load_digits(return_X_y=True)
     grid = {"C": [0.1, 1, 10, 100], "gamma": [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, "scale"]}
     return _fitted(peer, lambda: GridSearchCV(SVC(), grid, cv=3, n_jobs=WORKERS), X, y)
+
+
+@opened
+def cross_validation(peer: Peer) -> Measured:
+    """Score a logistic regression on the digits, 10 folds."""
+    from joblib import parallel_config
+    from sklearn.datasets import load_digits
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_score
+
+    X, y = load_digits(return_X_y=True)
+
+    def score(rows: int) -> None:
+        with parallel_config(peer.joblib()):
+            cross_val_score(LogisticRegression(max_iter=200), X[:rows] / 16, y[:rows], cv=10, n_jobs=WORKERS)
+
+    score(300)  # imports
+    return timed(lambda: score(len(X)), repeats=3)
 
 
 @opened

@@ -79,13 +79,19 @@ ROWS: dict[str, Row] = {
         title="joblib, 5,000 no-ops",
         measure=calls.joblib_calls(5_000, repeats=3),
         peers=ALL,
-        goals=(Goal(peer="dask", at_least=8), Goal(peer="loky", at_least=0.8)),
+        goals=(Goal(peer="dask", at_least=8), Goal(peer="loky", at_least=1.2)),
     ),
     "joblib_50000": Row(
         title="joblib, 50,000 no-ops",
         measure=calls.joblib_calls(50_000, repeats=1),
         peers=ALL,
-        goals=(Goal(peer="dask", at_least=8), Goal(peer="loky", at_least=0.8)),
+        goals=(Goal(peer="dask", at_least=8), Goal(peer="loky", at_least=1.2)),
+    ),
+    "joblib_generator": Row(
+        title='joblib, 50,000 no-ops, `return_as="generator"`',
+        measure=calls.joblib_calls(50_000, repeats=1, return_as="generator"),
+        peers=("skyward", "loky"),
+        goals=(Goal(peer="loky", at_least=1),),
     ),
     "joblib_shared": Row(
         title="joblib, 40 calls sharing a 200 MB array, after the first run",
@@ -114,6 +120,12 @@ ROWS: dict[str, Row] = {
     "grid_search": Row(
         title="GridSearchCV, SVC on digits, 24 candidates, 3 folds",
         measure=learning.grid_search,
+        peers=("skyward", "loky"),
+        goals=(Goal(peer="loky", at_least=1),),
+    ),
+    "cross_validation": Row(
+        title="`cross_val_score`, logistic regression on digits, 10 folds",
+        measure=learning.cross_validation,
         peers=("skyward", "loky"),
         goals=(Goal(peer="loky", at_least=1),),
     ),
