@@ -90,6 +90,8 @@ def test_an_outbid_node_loses_no_call_and_is_replaced_on_another_ask_as_no_failu
                 eventually(lambda machine=machine: [each for each in late if (tmp_path / f"{each}{machine}").exists()])
                 for machine in first
             ]
+            both = Progress("leave_a_mark", early, count, running=2)
+            eventually(lambda: both in events)
             ran_on = [first[1]]
             for _ in range(times):  # with retries=1, the second of such losses would be an error if it were charged
                 cloud.outbid(ran_on[-1])

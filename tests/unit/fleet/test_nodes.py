@@ -31,13 +31,14 @@ class Answering:
         self.answer = answer
         self.argv: list[str] = []
         self.env: Mapping[str, str] = {}
+        self.stdin = b""
         self.written: dict[str, tuple[bytes, int]] = {}
         self.closed = False
 
     async def run(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
     ) -> Completed:
-        self.argv, self.env = list(argv), env or {}
+        self.argv, self.env, self.stdin = list(argv), env or {}, stdin
         return self.answer
 
     async def put(self, data: Any, path: str, *, mode: int = 0o600) -> None:
@@ -89,14 +90,13 @@ def test_a_node_is_known_by_the_address_that_others_reach_and_an_island_by_the_o
     assert (node.address, node.bind) == (address, bind)
 
 
-def test_secrets_travel_in_the_private_file_only() -> None:
+def test_secrets_travel_in_the_programs_input_only() -> None:
     transport = Answering(Completed(exit_code=1, stdout="", stderr=""))
     with pytest.raises(BootstrapError) as raised:
         asyncio.run(start(node_on(transport)))
 
-    ((data, mode),) = transport.written.values()
-    assert json.loads(data)["env"] == {"TOKEN": "secret"}
-    assert mode == 0o600
+    assert json.loads(transport.stdin)["env"] == {"TOKEN": "secret"}
+    assert not transport.written
     assert "secret" not in f"{transport.argv} {transport.env} {raised.value!r}"
 
 

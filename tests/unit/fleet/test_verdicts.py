@@ -49,9 +49,6 @@ class Machine:
         self.asked = 0
         self.asked_again = asyncio.Event()
 
-    async def put(self, *_: Any, **__: Any) -> None:
-        raise OSError("no disk")
-
     async def run(self, argv: Sequence[str], **_: Any) -> Completed:
         self.asked += 1
         if self.asked > len(self.answers) + 1:
@@ -341,7 +338,7 @@ async def test_a_node_that_ends_at_its_cap_names_it_even_if_it_could_not_report_
     monkeypatch.setattr(nodes, "SYSTEM_CLOCK", clock)
     node = unlinked_node(Machine(GONE))
     node.cap = cap
-    with pytest.raises(BootstrapError, match="no disk"):
+    with pytest.raises(BootstrapError, match="did not start"):
         await node.start(replace(CONFIG, timeout_s=40.0))
     clock.advance(39.0 if reported else 41.0)
     if reported:
@@ -356,7 +353,7 @@ async def test_a_node_that_is_lost_before_its_time_is_replaced(monkeypatch: pyte
     clock = FakeClock()
     monkeypatch.setattr(nodes, "SYSTEM_CLOCK", clock)
     node = unlinked_node(Machine(GONE))
-    with pytest.raises(BootstrapError, match="no disk"):
+    with pytest.raises(BootstrapError, match="did not start"):
         await node.start(replace(CONFIG, timeout_s=40.0))
     clock.advance(39.0)
     async with asyncio.timeout(10):

@@ -240,6 +240,7 @@ def _import(modules: Sequence[str]) -> None:
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         ssl.SSLContext(protocol)
     package_versions(COUNTERPARTS)  # the first look at metadata imports parsers of e-mail, for 6 ms
+    importlib.invalidate_caches()  # they hold archives on the path open, whose descriptors a fork closes
     gc.freeze()  # collecting would write to memory that is shared with every fork
 
 
@@ -282,19 +283,27 @@ def fork_zygote(env: Mapping[str, str]) -> tuple[int, socket.socket]:
 
 
 def _serve_node(orders: socket.socket, supervisor: int) -> None:
-    _ForkServer(orders).serve()
-    if wait_for_end(supervisor, within_s=_DEATH_S):  # it was killed: processes that calls have started would live on
+    server = _ForkServer(orders)
+    server.serve()
+    # A supervisor that was killed leaves processes that calls have started. One that did not come up leaves its
+    # program, which is about to say why.
+    if server.has_forked and wait_for_end(supervisor, within_s=_DEATH_S):
         asyncio.run(end_all(os.environ["SKYWARD_INSTANCE"]))
 
 
 class _ForkServer:
-    """Forks processes until the other end of ``orders`` closes, or ``parent`` is not the parent any more."""
+    """Forks processes until the other end of ``orders`` closes, or ``parent`` is not the parent any more.
+
+    Attributes:
+        has_forked: whether it has ever forked one.
+    """
 
     def __init__(self, orders: socket.socket, *, parent: int | None = None) -> None:
         self._orders = orders
         self._parent = parent
         self._ended, self._waker = socket.socketpair()
         self._children: dict[int, socket.socket] = {}
+        self.has_forked = False
 
     def serve(self) -> None:
         for wakes in (self._ended, self._waker):
@@ -331,6 +340,7 @@ class _ForkServer:
             if pid == 0:
                 self._become(commands, reports)
         self._children[pid] = reports
+        self.has_forked = True
 
     def _report_ends(self) -> None:
         for pid in tuple(self._children):

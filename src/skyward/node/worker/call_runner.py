@@ -354,7 +354,10 @@ class CallRunner:
                 # Before it runs: the supervisor reads the mark after a crash, and calls after this one move for free.
                 self._begun[0] = call.position
                 return call
-        take_sources(call.sources)
+        try:
+            take_sources(call.sources)
+        except Exception:  # the next process would fail at it, too; the calls that need them say what is missing
+            log.exception("sources of the client's modules could not be taken")
         return self._next()
 
     def _leave_rest(self) -> None:

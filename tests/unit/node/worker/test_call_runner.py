@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyward.node.worker.call_mark import RUNNING, WATCHED, Mark, blank_mark
-from skyward.node.worker.call_runner import CallRunner, ReceivedCall, SentFunction
+from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.shared_results import SHARED_BYTES, SharedResults
 from skyward.shipping.pickling import LARGE_BYTES, pack
@@ -138,6 +138,17 @@ def test_an_exception_that_exits_when_it_is_pickled_fails_its_call_only() -> Non
     outlet.run(deadly, small)
     assert outlet.error(1).type_name.endswith("DeadlyError")
     assert outlet.succeeded == [2]
+
+
+def test_sources_that_cannot_be_taken_leave_the_calls_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_sources: object) -> None:
+        raise OSError("a damaged archive is on the path")
+
+    monkeypatch.setattr("skyward.node.worker.call_runner.take_sources", fail)
+    outlet = Outlet()
+    outlet.runner.add([ReceivedSources(())])
+    outlet.run(small)
+    assert outlet.succeeded == [1]
 
 
 def test_a_shared_result_for_a_client_that_is_gone_is_removed(tmp_path: Path) -> None:
