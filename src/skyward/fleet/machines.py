@@ -466,7 +466,7 @@ class Machines:
             _logger.warning("%s gives no records of %s: %s", self.provider.name, ", ".join(left), error)
 
     def count_ended(self, create: CreateCall, instance: Instance) -> None:
-        """Count a machine of a failed order, which is gone again: it has cost money."""
+        """Count the cost of a machine whose order failed, although it is gone."""
         node = self._node(create, instance)
         node.mark_ended(self.clock.elapsed())
         self.all.append(node)

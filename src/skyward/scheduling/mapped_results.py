@@ -19,8 +19,7 @@ _MOST_MAPPINGS: Final = 256
 
 _mapping_count = itertools.count()
 _mappings: set[int] = set()
-_fork_count = itertools.count()
-_forks = [next(_fork_count)]
+_forks = [0]
 
 
 class MappedResults:
@@ -98,7 +97,7 @@ def _copy(descriptor: int, nbytes: int) -> mmap.mmap:
 
 
 def _note_fork() -> None:
-    _forks[0] = next(_fork_count)
+    _forks[0] += 1
 
 
 run_around_forks(_note_fork)
