@@ -132,6 +132,10 @@ class InstalledDistributions(Mapping[str, Distribution]):
             self._packages[name] = frozenset(self._found[name].top_levels(name))
         return self._packages[name]
 
+    def from_folders(self) -> Sequence[Distribution]:
+        """Return the distributions that were installed from a folder of sources. Reads little of the others."""
+        return [self[name] for name, found in self._found.items() if found.source.origin is Origin.FOLDER]
+
     def owners_of(self, package: str) -> Sequence[str]:
         """Return the distributions that have a top-level module; several share a namespace."""
         likely = canonicalize_name(package)
@@ -219,7 +223,7 @@ class _Metadata(importlib.metadata.Distribution):
 
     def distribution(self, name: str) -> Distribution:
         """Return the distribution."""
-        source = self._source()
+        source = self.source
         return Distribution(
             name=name,
             version=self._version,
@@ -276,7 +280,8 @@ class _Metadata(importlib.metadata.Distribution):
             except InvalidRequirement:  # of a distribution older than the standard; its installer passed over it too
                 continue
 
-    def _source(self) -> _Source:
+    @functools.cached_property
+    def source(self) -> _Source:
         """Return where the distribution was installed from, as far as it exists here.
 
         A folder or an archive that does not exist was on the machine of the package's builder, or has moved: only an

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-from skyward.environment.installed import InstalledDistributions, Origin
+from skyward.environment.installed import InstalledDistributions
 from skyward.shipping import project_modules, references
 from skyward.shipping.pickling import goes_by_name
 from skyward.wire.messages import ModuleSource
@@ -150,8 +150,8 @@ def _owners(module: str, here: InstalledDistributions) -> Collection[str]:
 def _editable_owner(module: str, here: InstalledDistributions) -> Collection[str]:
     """Return the editable distribution whose folder on the import path has a module of the user's."""
     package = module.partition(".")[0]
-    by_name = here.owners_of(package)
-    if by_name:
+    editable = here.from_folders()
+    if by_name := [distribution.name for distribution in editable if package in here.packages_of(distribution.name)]:
         return by_name
     module_here = sys.modules.get(package)
     location = (
@@ -163,9 +163,6 @@ def _editable_owner(module: str, here: InstalledDistributions) -> Collection[str
         return ()
     place = Path(location)
     roots = {place.parent, place.parent.parent} if place.name == "__init__.py" else {place.parent}
-    editable = [
-        distribution for distribution in here.values() if distribution.origin is Origin.FOLDER and distribution.imports
-    ]
     return [
         distribution.name for distribution in editable if any(Path(folder) in roots for folder in distribution.imports)
     ]

@@ -117,6 +117,10 @@ class SshTransport:
         """Reason of the last failed attempt, or of the last connection's end; empty if there is none."""
         return self._connection.last_error if self._connection is not None else ""
 
+    def keep_connection(self) -> None:
+        """Keep the connection open for other transports to the same target; sends nothing."""
+        self._acquired()
+
     async def run(
         self,
         argv: Sequence[str],

@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Container, Coroutine, Iterable, Sequence
+from collections.abc import Container, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from skyward.errors import (
     TerminationError,
     UnreachableError,
 )
-from skyward.machine.access import TAGS_FILE, Transport
+from skyward.machine.access import TAGS_FILE
 from skyward.machine.ssh import SSHAccess, SshTransport
 from skyward.machine.ssh_config import SSHTarget
 from skyward.providers._ssh_hosts import Host, Networks, checked_hosts, parse_host, preferred, run_on, survey
@@ -59,7 +59,7 @@ class _Reached:
         left_out: errors of the hosts that were left out last.
     """
 
-    transports: dict[int, Transport] = field(default_factory=dict[int, Transport])
+    transports: dict[int, SshTransport] = field(default_factory=dict[int, SshTransport])
     hosts: dict[int, Host] = field(default_factory=dict[int, Host])
     taken: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     ending: set[str] = field(default_factory=set[str])
@@ -149,15 +149,21 @@ class SSH(Provider):
         """
         if not self._state.hosts:
             await self._answering(needed=0)
-        made: dict[str, Instance] = {}
+        made: list[Instance] = []
+
+        async def make(key: str, instance_id: str, host: Host) -> None:
+            made.append(await self._make(key, order, instance_id, host))
+
+        hosts = await self._take_hosts(order, offers[0])
+        making = [make(key, *taken) for key, taken in zip(order.keys, hosts.items(), strict=True)]
         try:
-            for number, key in enumerate(order.keys):
-                instance = await self._make(key, order, offers[0], wanted=len(order.keys) - number)
-                made[instance.id] = instance
+            outcomes = await asyncio.gather(*making, return_exceptions=True)  # none goes on after an error is raised
+            for error in filter(None, outcomes):
+                raise error
         except BaseException:
-            await self.terminate(list(made))
+            await self.terminate([instance.id for instance in made])
             raise
-        return list(made.values())
+        return sorted(made, key=lambda instance: order.keys.index(instance.key))
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
         """Return the nodes: running as long as the folder has its tags file, with or without processes; else gone."""
@@ -250,7 +256,7 @@ class SSH(Provider):
         if (known := self._state.hosts.get(index)) is not None:
             return known
         target = self.target(index)
-        self._state.transports.setdefault(index, SshTransport(target))
+        self._state.transports.setdefault(index, SshTransport(target)).keep_connection()
         host = self._state.hosts[index] = await survey(index, self.hosts[index], target)
         return host
 
@@ -276,8 +282,7 @@ class SSH(Provider):
             return 'SSH(network="none") keeps them apart: leave it out'
         return f"The first reason: {networks.first_refusal(hosts)}"
 
-    async def _make(self, key: str, order: LaunchOrder, offer: Offer, *, wanted: int) -> Instance:
-        instance_id, host = await self._take_host(order, offer, wanted=wanted)
+    async def _make(self, key: str, order: LaunchOrder, instance_id: str, host: Host) -> Instance:
         tags = {"instance_id": instance_id, "pool_id": order.pool_id, "key": key, "created_at": time.time()}
         folder = host.folder(instance_id)
         try:
@@ -292,6 +297,19 @@ class SSH(Provider):
                 f"hosts: {self.hosts[host.index]} cannot store a node's files in {host.cache}: {error}"
             ) from error
         return self._instance(host, instance_id, key)
+
+    async def _take_hosts(self, order: LaunchOrder, offer: Offer) -> Mapping[str, Host]:
+        """Return a host by new id for each machine of the order."""
+        hosts: dict[str, Host] = {}
+        try:
+            for wanted in range(len(order.keys), 0, -1):
+                instance_id, host = await self._take_host(order, offer, wanted=wanted)
+                hosts[instance_id] = host
+        except BaseException:
+            for instance_id in hosts:
+                del self._state.taken[instance_id]
+            raise
+        return hosts
 
     async def _take_host(self, order: LaunchOrder, offer: Offer, *, wanted: int) -> tuple[str, Host]:
         """Return a new id and the best host without a node of the pool; wait for a node under termination.

@@ -184,6 +184,18 @@ async def test_launches_at_the_same_time_get_hosts_of_their_own(provider: SSH) -
     await provider.terminate([each.id for each in instances])
 
 
+async def test_one_login_a_host_serves_all_that_a_pool_asks_of_it(provider: SSH, hosts: list[SshHost]) -> None:
+    def logins() -> list[int]:
+        return [host.log.read_text(encoding="utf-8").count("Accepted publickey") for host in hosts]
+
+    before = logins()
+    instances = await launch(provider, "key-0", "key-1")
+    assert sorted(access_of(each).address for each in instances) == ["127.0.0.2", "127.0.0.3"]
+    await provider.describe([each.id for each in instances])
+    await provider.terminate([each.id for each in instances])
+    assert logins() == [count + 1 for count in before]
+
+
 async def test_closing_for_one_pool_does_not_disturb_another(provider: SSH) -> None:
     launching = asyncio.ensure_future(launch(provider, "key-0"))
     while not launching.done():
