@@ -8,7 +8,7 @@ from skyward.environment.bootstrap import Environment, persist
 from skyward.errors import BootstrapError, UnreachableError
 from skyward.fleet.template_process import added_packages, fork_supervisor
 from skyward.machine.access import Completed, Transport
-from skyward.node.conventions import SUPERVISOR_LOG
+from skyward.node.processes import SUPERVISOR_LOG
 from skyward.node.supervisor.start_order import VISIBLE
 from skyward.wire.node_config import MIG_START_S, NodeConfig, NodeReady
 

@@ -23,8 +23,7 @@ from skyward.base.descriptors import keep_from_forks
 from skyward.base.exits import at_exit
 from skyward.base.platform import process_limits, run_in_forks
 from skyward.environment.installed import is_satisfied
-from skyward.node.conventions import HASH_SEED
-from skyward.node.plan import cpu_count, node_cpu_count, share_of, thread_variables
+from skyward.node.plan import HASH_SEED, cpu_count, node_cpu_count, share_of, thread_variables
 from skyward.node.supervisor.forking import Fork, fork_from
 from skyward.node.supervisor.start_order import (
     TEMPLATE_ID,

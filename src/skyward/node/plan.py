@@ -22,7 +22,6 @@ import psutil
 
 from skyward.base.platform import SHARED_MEMORY, ephemeral_ports, usable_cores
 from skyward.node.cgroups import find_cpu_limit, find_memory_cgroup
-from skyward.node.conventions import HASH_SEED
 from skyward.node.gpu.driver import Device
 from skyward.wire.node_config import NodeConfig, NodeReady, WorkerPlace
 
@@ -36,6 +35,8 @@ _UNIT = 64
 """Ports claimed together: the first one is bound for as long as the claim holds, the others are for use."""
 _LOWEST_PORT = 10_240
 
+HASH_SEED = {"PYTHONHASHSEED": "6640"}
+"""Variable with which the workers of all nodes hash alike; any number does."""
 _THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 

@@ -25,7 +25,9 @@ from skyward.base.platform import (
 )
 from skyward.base.waiting import NotYet, wait_until
 from skyward.errors import UnreachableError
-from skyward.node.conventions import SUPERVISOR_LOG
+
+SUPERVISOR_LOG = "supervisor.log"
+"""File in a node's folder, from the start of its supervisor: messages of all its processes."""
 
 log = logging.getLogger("skyward.node.processes")
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skyward.errors import ConfigurationError
-from skyward.node.conventions import SUPERVISOR_LOG
-from skyward.node.processes import carriers
+from skyward.node.processes import SUPERVISOR_LOG, carriers
 from skyward.request.volume import GrantedVolume
 
 PART = ".skyward-part-"

@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -30,7 +31,6 @@ from skyward.base.descriptors import keep_from_forks
 from skyward.base.platform import wait_for_end
 from skyward.node.plan import NodePlan, package_versions
 from skyward.node.processes import close_all_but, end_all, exit_reason, fits_arguments, name_process, show_arguments
-from skyward.node.supervisor.program import start_zygote
 from skyward.node.supervisor.start_order import PROGRAM
 from skyward.request.front_ends import COUNTERPARTS
 
@@ -155,7 +155,9 @@ class Zygote:
         on_exit: Callable[[str], None],
         forked: tuple[int, socket.socket] | None = None,
     ) -> None:
-        self._modules = modules
+        # Not "-m": multiprocessing would import the module again, as __mp_main__, in processes that calls start.
+        start = "import gc; gc.disable(); from skyward.node.supervisor.forking import run_zygote as run"
+        self._argv = (sys.executable, "-c", f"{start}; run(*{tuple(modules)!r})")
         self._plan = plan
         self._on_exit = on_exit
         self._forked = forked
@@ -168,7 +170,7 @@ class Zygote:
         await keep_process("the zygote", self._live, self._on_exit)
 
     async def _live(self) -> str:
-        self.pid, orders = self._forked or start_zygote(self._modules, self._plan.process_env())
+        self.pid, orders = self._forked or self._start_program()
         self._forked = None
         with orders:
             self._orders = orders
@@ -177,6 +179,13 @@ class Zygote:
         self.pid = None
         self._started.clear()
         return exit_reason(exit_code)
+
+    def _start_program(self) -> tuple[int, socket.socket]:
+        orders, its_orders = socket.socketpair()
+        with its_orders:
+            process = subprocess.Popen(self._argv, stdin=its_orders.fileno(), env=os.environ | self._plan.process_env())
+        process.returncode = 0  # _ended() waits for it
+        return process.pid, orders
 
     @asynccontextmanager
     async def fork(self, module: str) -> AsyncGenerator[Fork]:
@@ -283,27 +292,19 @@ def fork_zygote(env: Mapping[str, str]) -> tuple[int, socket.socket]:
 
 
 def _serve_node(orders: socket.socket, supervisor: int) -> None:
-    server = _ForkServer(orders)
-    server.serve()
-    # A supervisor that was killed leaves processes that calls have started. One that did not come up leaves its
-    # program, which is about to say why.
-    if server.has_forked and wait_for_end(supervisor, within_s=_DEATH_S):
+    _ForkServer(orders).serve()
+    if wait_for_end(supervisor, within_s=_DEATH_S):  # it was killed: processes that calls have started would live on
         asyncio.run(end_all(os.environ["SKYWARD_INSTANCE"]))
 
 
 class _ForkServer:
-    """Forks processes until the other end of ``orders`` closes, or ``parent`` is not the parent any more.
-
-    Attributes:
-        has_forked: whether it has ever forked one.
-    """
+    """Forks processes until the other end of ``orders`` closes, or ``parent`` is not the parent any more."""
 
     def __init__(self, orders: socket.socket, *, parent: int | None = None) -> None:
         self._orders = orders
         self._parent = parent
         self._ended, self._waker = socket.socketpair()
         self._children: dict[int, socket.socket] = {}
-        self.has_forked = False
 
     def serve(self) -> None:
         for wakes in (self._ended, self._waker):
@@ -340,7 +341,6 @@ class _ForkServer:
             if pid == 0:
                 self._become(commands, reports)
         self._children[pid] = reports
-        self.has_forked = True
 
     def _report_ends(self) -> None:
         for pid in tuple(self._children):

@@ -10,10 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:  # it would take longer than all that a supervisor needs before its zygote starts
-    from skyward.wire.node_config import NodeConfig
+from skyward.wire.node_config import NodeConfig
 
 PROGRAM = (sys.executable, "-m", "skyward.node.supervisor")
 """Arguments of every supervisor, before its node's folder."""

@@ -198,8 +198,7 @@ class WorkerSlot:
 
     def _send_orders(self, fork: Fork, process: _Process) -> None:
         assert self._start is not None
-        # The zygote may have started before the caps on threads were known, which count cores.
-        env = self._plan.process_env() | self._plan.worker_env(self._worker, self._start)
+        env = self._plan.worker_env(self._worker, self._start)
         fork.send((self._plan, self._worker, process.incarnation, env))
         process.fork = fork
         if self._service is not None:

@@ -28,7 +28,6 @@ class Forks:
     def __init__(self) -> None:
         self.incarnations: asyncio.Queue[str] = asyncio.Queue()
         self.said: asyncio.Queue[None] = asyncio.Queue()
-        self.env: dict[str, str] = {}
 
     @asynccontextmanager
     async def fork(self, _program: str) -> AsyncGenerator[Forks]:
@@ -37,8 +36,7 @@ class Forks:
     def send(self, *orders: Any) -> None:
         for order in orders:
             if isinstance(order, tuple):
-                _, _, incarnation, self.env = cast("Any", order)
-                self.incarnations.put_nowait(incarnation)
+                self.incarnations.put_nowait(cast("Any", order)[2])
 
     async def reports(self) -> AsyncGenerator[None]:
         while True:
@@ -98,8 +96,3 @@ async def test_a_worker_that_begins_to_run_calls_asks_for_a_look(plan: NodePlan)
     async with running(plan, asked) as (_, _, forks):
         forks.said.put_nowait(None)
         await asyncio.wait_for(asked.wait(), 30)
-
-
-async def test_a_worker_has_the_caps_on_threads_which_its_zygote_may_have_started_without(plan: NodePlan) -> None:
-    async with running(plan, asyncio.Event()) as (_, _, forks):
-        assert forks.env["OMP_NUM_THREADS"] == plan.process_env()["OMP_NUM_THREADS"]
