@@ -61,6 +61,10 @@ _ATTEMPT_S = 15.0
 """Seconds for one attempt to reach a new scheduler, before its address is requested again."""
 
 _GOODBYE_S = 5.0
+_CANCEL_AGAIN_S = 0.5
+
+_ROUND_S = 10.0
+"""Seconds for one round of adaptive scaling, before it is given up and the next one begins."""
 
 _REPLACED_S = 120.0
 """Seconds for which a new client waits for a scheduler that is being replaced."""
@@ -182,7 +186,8 @@ class NodeAdaptive(Adaptive):
     async def adapt(self) -> None:
         """Run one round of scaling; skip it while the scheduler is being replaced."""
         try:
-            await super().adapt()
+            async with asyncio.timeout(_ROUND_S):  # one that ends may have accepted a connection that it never serves
+                await super().adapt()
         except OSError as error:
             _logger.debug("adaptive scaling could not ask the scheduler: %s", error)
 
@@ -460,13 +465,18 @@ class SkywardCluster(Cluster):
         self._forget_link()
         adaptive, self._adaptive = self._adaptive, None
         try:
-            async with asyncio.timeout(_GOODBYE_S):
-                await super()._close()
-        except (OSError, TimeoutError) as error:
-            _logger.debug("the connection of %s was not closed in order: %s", self.label, error)
+            await self._disconnect()
         finally:
             self._adaptive = adaptive
             self.status = Status.running
+
+    async def _disconnect(self) -> None:
+        """Close the connection to a scheduler that may be gone."""
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                await super()._close()
+        except OSError as error:
+            _logger.debug("the connection of %s was not closed in order: %s", self.label, error)
 
     async def _release(self) -> None:
         """Disconnect, and set the status of Dask's cluster object to closed. Idempotent."""
@@ -476,8 +486,7 @@ class SkywardCluster(Cluster):
             self.status = Status.closing
             if self._following is not asyncio.current_task():
                 await _end(self._following)
-            with suppress(OSError):
-                await super()._close()
+            await self._disconnect()
             self.status = Status.closed
 
     async def _close(self) -> None:
@@ -798,9 +807,10 @@ def _log_missing_dashboard(task: asyncio.Task[str]) -> None:
 
 
 async def _end(task: asyncio.Task[Any] | None) -> None:
-    if task is not None:
+    # More than once: Cluster._close takes a cancellation for that of a task which it has cancelled itself.
+    while task is not None and not task.done():
         task.cancel()
-        await asyncio.wait([task])
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
 
 
 class _Done:
