@@ -373,7 +373,7 @@ class ComputePool(CallsByFunction):
         The first failure is raised at once: queued calls are dropped, running calls finish. A batch with
         ``return_exceptions`` returns exceptions as values instead.
         """
-        calls = [call.invocation() for call in batch.calls]
+        calls = map(PendingCompute[Any].invocation, batch.calls)  # one at a time: thousands at once wake the collector
         ended = self._ready.scheduler.run(calls, all_of_them=batch.return_exceptions)
         return cast("tuple[*Ts]", _results(ended, batch.calls, return_exceptions=batch.return_exceptions))
 

@@ -478,7 +478,7 @@ class LiveCall(CallState):
         self.shipping = None
 
 
-def pack_calls(calls: Sequence[Invocation], memo: ArgumentMemo, known: FunctionCache) -> list[LiveCall]:
+def pack_calls(calls: Iterable[Invocation], memo: ArgumentMemo, known: FunctionCache) -> list[LiveCall]:
     """Pickle calls, in the caller's thread; a function or an array that several share is pickled or hashed once.
 
     Raises:

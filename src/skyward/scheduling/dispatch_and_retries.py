@@ -13,6 +13,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # Work in flight per worker: enough that it need not wait for the next message, a round trip of 0.4 ms (decision 007).
 # Not more, because all of it may have begun when a whole node is lost, and uses up retries then (decision 014).
@@ -25,10 +26,10 @@ _KNOWN_KINDS = 4096
 _OVERDUE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class WorkerId:
+class WorkerId(NamedTuple):
     """Identity of a worker: node rank and index on the node. A replacement of a lost worker has the same id."""
 
+    # A tuple, as the generated __hash__ of a dataclass is Python, and a call looks its worker up eleven times.
     node: int
     worker: int
 
@@ -192,10 +193,10 @@ class Dispatch:
         stranded: list[Action] = []
         for call in calls:
             self._calls[call.id] = call
-            if call.pinned in self._gone:
-                stranded.append(self._give_up(call, call.pinned, self._gone[call.pinned]))
-            elif call.pinned is None:  # here, as it is paid for every call
+            if call.pinned is None:  # here, as it is paid for every call
                 self._queue.append(call)
+            elif call.pinned in self._gone:
+                stranded.append(self._give_up(call, call.pinned, self._gone[call.pinned]))
             else:
                 self._enqueue(call)
         return stranded + self._assign(now)
@@ -311,6 +312,7 @@ class Dispatch:
 
     def finished(self, ended: Iterable[tuple[int, float]], now: float) -> list[Action]:
         """Remove calls that ended on their workers, with the seconds that each took; failed ones included."""
+        touched: dict[WorkerId, _Worker] = {}
         for call_id, seconds in ended:
             call = self._calls.pop(call_id, None)
             if call is None:
@@ -322,10 +324,11 @@ class Dispatch:
             self._expected_s.move_to_end(call.kind)
             if len(self._expected_s) > _KNOWN_KINDS:
                 self._expected_s.popitem(last=False)
-            worker = self._workers.get(call.worker) if call.worker is not None else None
-            if worker is not None:
+            if (worker := self._take_back(call)) is not None:
                 worker.busy_since, worker.overdue = now, False  # the next call on it begins now
-            self._take_back(call)
+                touched[worker.id] = worker
+        for worker in touched.values():  # once, as a message may end a thousand calls
+            self._sort(worker)
         return self._assign(now)
 
     def given_back(self, call_ids: Iterable[int], now: float) -> list[Action]:
@@ -335,7 +338,8 @@ class Dispatch:
             call = self._calls.get(call_id)
             if call is None:
                 continue
-            self._take_back(call)
+            if (worker := self._take_back(call)) is not None:
+                self._sort(worker)
             if call.cancelled:
                 del self._calls[call_id]
             else:
@@ -450,14 +454,15 @@ class Dispatch:
         if worker.own_queue and worker.up:
             self._pinned[worker.id] = worker
 
-    def _take_back(self, call: CallState) -> None:
+    def _take_back(self, call: CallState) -> _Worker | None:
+        """Remove a call from the worker that holds it; return that, to be sorted again."""
         worker = self._workers.get(call.worker) if call.worker is not None else None
         call.worker, call.position = None, 0
         if worker is None or worker.in_flight.pop(call.id, None) is None:
-            return
+            return None
         # Exactly 0 when empty, else the rounding errors of many sums would add up; and inf - inf is no number.
         worker.load_s = worker.load_s - call.expected_s if worker.in_flight and call.expected_s < math.inf else 0.0
-        self._sort(worker)
+        return worker
 
     def _give_up(self, call: CallState, worker_id: WorkerId, reason: str, *, overran: bool = False) -> GiveUp:
         del self._calls[call.id]

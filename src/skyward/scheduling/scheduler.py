@@ -166,7 +166,7 @@ class Scheduler:
     # --- submission, from any thread ----------------------------------------------------------------------------------
 
     def submit(
-        self, calls: Sequence[Invocation], memo: ArgumentMemo, batch: CallBatch | None = None
+        self, calls: Iterable[Invocation], memo: ArgumentMemo, batch: CallBatch | None = None
     ) -> list[RemoteFuture]:
         """Pickle calls and queue them, each for any worker; a ``batch`` is for a caller that waits for all of them."""
         packed = pack_calls(calls, memo, self._functions)
@@ -188,7 +188,7 @@ class Scheduler:
                 CallGang(calls)
             return self._queue(calls, batch)
 
-    def run(self, calls: Sequence[Invocation], *, all_of_them: bool = False, everywhere: bool = False) -> CallBatch:
+    def run(self, calls: Iterable[Invocation], *, all_of_them: bool = False, everywhere: bool = False) -> CallBatch:
         """As :meth:`submit`, and wait: the first failure drops the other calls, except with ``all_of_them``.
 
         With ``everywhere``, the one call runs on every worker. Ctrl-C ends running calls: their workers are replaced,
@@ -197,7 +197,7 @@ class Scheduler:
         batch = CallBatch()
         try:
             # Ctrl-C may come once the first call has begun, before this returns.
-            self.broadcast(calls[0], batch) if everywhere else self.submit(calls, ArgumentMemo(), batch)
+            self.broadcast(*calls, batch=batch) if everywhere else self.submit(calls, ArgumentMemo(), batch)
             while not batch.wait(_LOOK_S) or (all_of_them and batch.remaining):
                 if all_of_them:
                     batch.rearm()

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, Final, Generic, TypeVar
@@ -29,7 +30,7 @@ from skyward.shipping.pickling import (
     pack,
 )
 from skyward.shipping.project_modules import SourceSet
-from skyward.shipping.references import function_parts, global_values, reached_from
+from skyward.shipping.references import function_parts, global_names, reached_from
 from skyward.submission import ArgumentMemo
 from skyward.wire.messages import Payload
 
@@ -84,6 +85,7 @@ class Recent(Generic[K, V]):
 
 CompleteError = Callable[[Callable[..., Any], ModuleNotFoundError], ModuleNotFoundError]
 
+_ABSENT: Final = object()
 _CONSTANT: Final = PLAIN_TYPES | {CodeType}
 # Functions made in a loop are all different; each keeps alive all that it refers to.
 _KEPT_BYTES = 32 << 20
@@ -161,23 +163,34 @@ class _Known:
         self._naming = naming_state()
 
     def is_unchanged(self) -> bool:
-        for fn, names, references in self._seen:
-            _, names_now, now = _state(fn)
-            if len(now) != len(references) or not all(map(is_, now, references)) or names != names_now:
+        for fn, names, facts in self._seen:
+            now = _facts(fn, names)
+            if len(now) != len(facts) or not all(map(is_, now, facts)):
                 return False
         sources = self.packed.sources
         return self._naming == naming_state() and (sources is None or sources.is_current())
 
 
-_State = tuple[FunctionType, tuple[object, ...], list[object]]
-"""A function, its names, which are compared by value, and what it refers to, compared by identity."""
+_State = tuple[FunctionType, tuple[str, ...], list[object]]
+"""A function, the names of its globals, and its facts."""
+
+
+def _facts(fn: FunctionType, names: tuple[str, ...]) -> list[object]:
+    """Return everything that the pickle of a function depends on, to be compared by identity.
+
+    Args:
+        fn: the function.
+        names: names of its globals; they follow from its code, whose hash costs more than all else here.
+    """
+    own = fn.__code__, fn.__defaults__, fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
+    keywords, notes = fn.__kwdefaults__ or {}, fn.__annotations__
+    values = map(fn.__globals__.get, names, repeat(_ABSENT))
+    return [*own, len(keywords), *keywords, *notes, *notes.values(), *fn.__dict__, *function_parts(fn), *values]
 
 
 def _state(fn: FunctionType) -> _State:
-    parameters = len(fn.__defaults__ or ()), (*(fn.__kwdefaults__ or ()),)  # a default may become a keyword's
-    own = fn.__name__, fn.__qualname__, fn.__module__, fn.__doc__
-    names = (*own, dict(fn.__annotations__), (*fn.__dict__,), parameters)
-    return fn, names, [fn.__code__, *function_parts(fn), *global_values(fn)]
+    names = (*global_names(fn.__code__),)
+    return fn, names, _facts(fn, names)
 
 
 def _look(fn: FunctionType) -> list[_State] | None:

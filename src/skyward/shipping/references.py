@@ -24,7 +24,7 @@ def names_in(code: CodeType) -> Iterator[str]:
 def global_values(function: FunctionType) -> list[Any]:
     """Return the values of the globals that a function, or one inside it, refers to, as far as they exist."""
     module = function.__globals__
-    return [module[name] for name in _global_names(function.__code__) if name in module]
+    return [module[name] for name in global_names(function.__code__) if name in module]
 
 
 def function_parts(function: FunctionType) -> list[Any]:
@@ -80,9 +80,10 @@ _IMPORT_NAME: Final = dis.opmap["IMPORT_NAME"]
 
 
 @functools.lru_cache(maxsize=4096)
-def _global_names(code: CodeType) -> frozenset[str]:
+def global_names(code: CodeType) -> frozenset[str]:
+    """Return the names of the globals that ``code``, and the functions inside it, refer to."""
     own = (step.argval for step in dis.get_instructions(code) if step.opname in _GLOBAL_STEPS)
-    return frozenset(chain(own, *map(_global_names, inner_code(code))))
+    return frozenset(chain(own, *map(global_names, inner_code(code))))
 
 
 def inner_code(code: CodeType) -> Iterator[CodeType]:

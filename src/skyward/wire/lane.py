@@ -198,6 +198,8 @@ class Connection:
     def send(self) -> bool:
         """Send written messages as far as the socket accepts them; return True if that was all."""
         if not self._unsent:
+            if not self._to_peer.pending:
+                return True
             self._unsent = memoryview(self._to_peer.read())
         try:
             while self._unsent:
@@ -338,6 +340,8 @@ class Session:
 
         With ``acknowledge``, an acknowledgement that is owed is a message, too.
         """
+        if not (self.has_unsent or (acknowledge and self.ack_owed)):
+            return None
         self.collect()
         # A message names the number of its first item only: the others follow from the order.
         first = self._first_unacked + len(self._sent)
