@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
@@ -15,7 +15,7 @@ from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBacken
 from skyward.errors import ConfigurationError, PoolStateError, RemoteError
 from skyward.events import Progress
 from skyward.submission import ArgumentMemo, CallFuture, Invocation, TaskSubmitter
-from skyward_joblib.on_node import Initializer, NodeBackend, run_batch
+from skyward_joblib.on_node import Initializer, NodeBackend, batch_runner, run_batch
 
 _PROGRESS_INTERVAL_S = 0.1
 
@@ -180,45 +180,12 @@ def _call_when_done(future: CallFuture[Any], callback: _Done) -> None:
     registering = False
 
 
-class FrozenHeap:
-    """Hides the objects that exist already from the garbage collector while joblib takes thousands of tasks at once.
-
-    Each task is a few new objects, and for every 70,000 of them the collector would look at all objects of the program
-    and its libraries: 15 of 104 ms for 50,000 tasks. New objects are collected as always. Cycles that existed before
-    and are dropped meanwhile are freed after the thaw.
-
-    Args:
-        limit_s: seconds after which :meth:`thaw_in_time` thaws.
-    """
-
-    def __init__(self, limit_s: float = 1.0) -> None:
-        self._limit_s = limit_s
-        self._frozen_at: float | None = None
-        self._is_frozen = False
-
-    def freeze(self) -> None:
-        """Freeze, once; never if the program has switched the collector off or has frozen objects itself."""
-        if self._frozen_at is None and gc.isenabled() and not gc.get_freeze_count():
-            self._frozen_at = time.monotonic()
-            self._is_frozen = True
-            gc.freeze()
-
-    def thaw(self) -> None:
-        """Show the collector all objects again. Idempotent."""
-        if self._is_frozen:
-            self._is_frozen = False
-            gc.unfreeze()
-
-    def thaw_in_time(self) -> None:
-        """Thaw if the limit has passed: a loop may last for hours."""
-        if self._frozen_at is not None and time.monotonic() - self._frozen_at >= self._limit_s:
-            self.thaw()
-
-
 _MIN_BATCH_S = AutoBatchingMixin.MIN_IDEAL_BATCH_DURATION
 _MAX_BATCH_S = AutoBatchingMixin.MAX_IDEAL_BATCH_DURATION
 _STEPS_AT_ONCE = 6
-_MANY_TASKS = 2**_STEPS_AT_ONCE
+# Larger batches grow no more. joblib holds the tasks of several at once, three objects each: with 16,000 of them the
+# garbage collector looked at all objects of the program twice as often, which took 20 ms of 120 for 50,000 tasks.
+_MANY_TASKS = 1024
 
 
 class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
@@ -261,7 +228,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         self._round_trip_s = _MAX_BATCH_S
         self._task_s = 0.0
         self._batch_size = 1
-        self._heap = FrozenHeap()
+        self._runner: tuple[Any, Callable[..., list[Any]]] = (None, run_batch)
         self._just_retrieved = threading.local()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -298,11 +265,9 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         wanted = self._wanted_workers(self.parallel.n_jobs, pool)
         self._window = CallWindow(pool, limit=wanted if wanted < pool.capacity else None)
         self._progress = LoopProgress(pool, total=getattr(self.parallel, "n_tasks", None))
-        self._heap = FrozenHeap()
 
     def stop_call(self) -> None:
         """End a call, and cancel its remaining batches."""
-        self._heap.thaw()
         self.abort_everything()
         self._progress.end()
 
@@ -310,11 +275,16 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         """Queue a batch."""
         if self._window is None:
             raise RuntimeError("joblib submitted a batch outside of a Parallel call")
-        name = _name_of_first_task(func)
+        functions, arguments, keywords = zip(*func.items, strict=True)
+        name = _name_of(functions[0])
         self._progress.begin(name)
-        label = name if len(func) == 1 else f"{name} ({len(func)} tasks)"
-        arguments = func, self.inner_max_num_threads, self._initializer
-        call = Invocation(fn=run_batch, args=arguments, label=label, work=self._progress.label)
+        label = name if len(functions) == 1 else f"{name} ({len(functions)} tasks)"
+        settings = self.inner_max_num_threads, self._initializer
+        tasks = arguments, keywords if any(keywords) else (), *settings
+        if (runner := self._shared_runner(functions)) is not None:
+            call = Invocation(fn=runner, args=tasks, label=label, work=self._progress.label)
+        else:
+            call = Invocation(fn=run_batch, args=(functions, *tasks), label=label, work=self._progress.label)
         return self._window.submit(call, callback or _ignore)
 
     apply_async = submit  # the name in joblib 1.4
@@ -343,7 +313,6 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
             duration = worker_s
         self._task_s = duration / batch_size
         super().batch_completed(batch_size, duration)
-        self._heap.thaw_in_time()
         self._progress.add(batch_size)
 
     def compute_batch_size(self) -> int:
@@ -352,16 +321,16 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         joblib doubles it at a time, because its measurement includes the way to the worker. The worker's own one
         is good enough for six steps at once: with many small tasks, every batch is a round trip.
         """
+        if self._batch_size >= _MANY_TASKS and self._batch_size * self._task_s < self.MIN_IDEAL_BATCH_DURATION:
+            return self._batch_size
         size = super().compute_batch_size()
         steps = 1
-        while size > self._batch_size and steps < _STEPS_AT_ONCE:
+        while self._batch_size < size < _MANY_TASKS and steps < _STEPS_AT_ONCE:
             self._batch_size = size
             super().batch_completed(size, self._task_s * size)  # as the worker would take for it
             size = super().compute_batch_size()
             steps += 1
         self._batch_size = size
-        if size >= _MANY_TASKS:
-            self._heap.freeze()
         return size
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
@@ -380,6 +349,15 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         It starts at nesting level 0, as a loop of a program on that node would.
         """
         return NodeBackend(nesting_level=0, inner_max_num_threads=self.inner_max_num_threads), None
+
+    def _shared_runner(self, functions: tuple[Any, ...]) -> Callable[..., list[Any]] | None:
+        """Return what runs the tasks of a batch on a worker, if all of them call one function; else None."""
+        function = functions[0]
+        if type(function) is not FunctionType or functions.count(function) != len(functions):
+            return None
+        if self._runner[0] is not function:
+            self._runner = function, batch_runner(function)
+        return self._runner[1]
 
     def _find_pool(self) -> TaskSubmitter:
         if self._pool is not None:
@@ -401,8 +379,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         return min(n_jobs, pool.capacity) if n_jobs > 0 else max(pool.capacity + 1 + n_jobs, 1)
 
 
-def _name_of_first_task(batch: Any) -> str:
-    function = batch.items[0][0]
+def _name_of(function: Any) -> str:
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)

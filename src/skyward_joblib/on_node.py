@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import repeat
 from typing import Any, Self
 
 import cloudpickle
-from joblib import cpu_count
+from joblib import cpu_count, parallel_config
 from joblib.parallel import LokyBackend
 
 from skyward.distributed.runtime import instance_info
@@ -37,7 +38,7 @@ class Initializer:
 class NodeBackend(LokyBackend):
     """loky for parallel loops inside a batch, within the worker's share of its node's cores.
 
-    It travels with every batch and counts the cores where it arrives.
+    It counts the cores of the node.
     """
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -56,20 +57,41 @@ class NodeBackend(LokyBackend):
             self.inner_max_num_threads = asked
 
 
-def run_batch(
-    batch: Callable[[], list[Any]], max_num_threads: int | None, initializer: Initializer | None
-) -> list[Any]:
-    """Run one of joblib's batches; its native libraries use at most ``max_num_threads`` threads each, if given.
+def batch_runner(function: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Return :func:`run_batch` for tasks of one function, which is then sent once, and not with every batch."""
 
-    ``initializer`` runs before it, once in a worker's life unless it fails.
+    def run(*tasks: Any) -> list[Any]:
+        return run_batch(repeat(function), *tasks)
+
+    run.__qualname__ = function.__qualname__  # in messages
+    return run
+
+
+def run_batch(
+    functions: Iterable[Callable[..., Any]],
+    arguments: Sequence[tuple[Any, ...]],
+    keywords: Sequence[dict[str, Any]],
+    max_num_threads: int | None,
+    initializer: Initializer | None,
+) -> list[Any]:
+    """Run the tasks of one of joblib's batches.
+
+    Args:
+        functions: the function of each task.
+        arguments: its positional arguments.
+        keywords: its keyword arguments; empty if no task has any.
+        max_num_threads: number of threads of native libraries; None leaves that to the node.
+        initializer: runs before the tasks, once in a worker's life unless it fails.
 
     Raises:
         ConfigurationError: ``max_num_threads`` is given and the node lacks threadpoolctl.
     """
     if initializer is not None:
         _initialize_once(initializer)
-    with _limited_threads(max_num_threads):
-        return batch()
+    nested = NodeBackend(nesting_level=0, inner_max_num_threads=max_num_threads)
+    tasks = zip(functions, arguments, keywords or repeat({}), strict=False)
+    with _limited_threads(max_num_threads), parallel_config(backend=nested, n_jobs=None):
+        return [function(*args, **kwargs) for function, args, kwargs in tasks]
 
 
 @cache

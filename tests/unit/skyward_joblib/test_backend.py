@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from packaging.version import Version
 import skyward_joblib
 from skyward.errors import ConfigurationError, RemoteTraceback, SerializationError
 from skyward_joblib import SkywardBackend
-from skyward_joblib.backend import FrozenHeap
+from skyward_joblib.backend import _MANY_TASKS
 
 
 def square(number):
@@ -384,7 +383,7 @@ def test_batches_grow_once_for_each_that_came_back(hand_fleet):
     batches = Batches(hand_fleet)
     size = batches.complete(size=1, worker_s=0.00001, total_s=1.0)
     assert [batches.backend.compute_batch_size() for _ in range(3)] == [size] * 3
-    assert batches.complete(size=size, worker_s=0.00001 * size, total_s=1.0) == 64 * size
+    assert batches.complete(size=size, worker_s=0.00001 * size, total_s=1.0) == _MANY_TASKS
 
 
 def test_batches_that_keep_a_worker_busy_stay_as_they_are(hand_fleet):
@@ -418,69 +417,35 @@ def test_batch_size_starts_anew_with_every_call(hand_fleet):
     assert batches.backend.compute_batch_size() == 1
 
 
-@pytest.fixture
-def thawed():
-    """A heap without frozen objects, before and after."""
-    gc.unfreeze()
-    yield
-    gc.unfreeze()
+def test_batches_of_thousands_of_tasks_grow_no_more_and_shrink_when_tasks_get_longer(hand_fleet):
+    batches, size = Batches(hand_fleet), 1
+    for _ in range(10):
+        size = batches.complete(size=size, worker_s=0.000001 * size, total_s=1.0)
+    assert _MANY_TASKS <= size < 2 * _MANY_TASKS
+    for _ in range(10):
+        size = batches.complete(size=size, worker_s=0.1 * size, total_s=1.0)
+    assert size < 20
 
 
-@pytest.mark.usefixtures("thawed")
-def test_the_heap_is_frozen_for_many_short_tasks_until_the_end_of_their_loop(hand_fleet):
-    batches = Batches(hand_fleet)
-    assert not gc.get_freeze_count()
-    batches.complete(size=1, worker_s=0.00001, total_s=0.001)
-    assert gc.get_freeze_count()
-    batches.backend.stop_call()
-    assert not gc.get_freeze_count()
+class Multiplier:
+    def __call__(self, number, by=1):
+        return number * by
 
 
-@pytest.mark.usefixtures("thawed")
-def test_long_tasks_leave_the_garbage_collector_alone(hand_fleet):
-    Batches(hand_fleet).complete(size=1, worker_s=0.1, total_s=0.1)
-    assert not gc.get_freeze_count()
-
-
-@pytest.mark.usefixtures("thawed")
-@pytest.mark.filterwarnings("ignore:.*not used:UserWarning")  # from close(), if it comes before the last task's end
-def test_a_loop_leaves_no_frozen_objects_whatever_its_end(fleet):
-    with parallel_config(SkywardBackend(pool=fleet)):
-        assert Parallel(n_jobs=2)(delayed(square)(n) for n in range(3000)) == [n * n for n in range(3000)]
-        assert not gc.get_freeze_count()
-        with pytest.raises(TypeError):
-            Parallel(n_jobs=2)(delayed(square)(n if n < 2999 else "no number") for n in range(3000))
-        assert not gc.get_freeze_count()
-        outputs = Parallel(n_jobs=2, return_as="generator")(delayed(square)(n) for n in range(3000))
-        assert next(outputs) == 0
-        outputs.close()
-    assert not gc.get_freeze_count()
-
-
-@pytest.mark.usefixtures("thawed")
-def test_a_loop_that_lasts_longer_thaws_the_heap_and_freezes_it_no_more():
-    heap = FrozenHeap(limit_s=0.0)
-    heap.freeze()
-    assert gc.get_freeze_count()
-    heap.thaw_in_time()
-    heap.freeze()
-    assert not gc.get_freeze_count()
-
-
-@pytest.mark.usefixtures("thawed")
-def test_objects_that_the_program_has_frozen_stay_frozen():
-    gc.freeze()
-    heap = FrozenHeap()
-    heap.freeze()
-    heap.thaw()
-    assert gc.get_freeze_count()
-
-
-@pytest.mark.usefixtures("thawed")
-def test_a_heap_without_collector_is_not_frozen():
-    gc.disable()
-    try:
-        FrozenHeap().freeze()
-        assert not gc.get_freeze_count()
-    finally:
-        gc.enable()
+@pytest.mark.parametrize(
+    ("tasks", "sends_function_once"),
+    [
+        ([delayed(square)(n) for n in range(8)], True),
+        ([delayed(pow)(n, 2) for n in range(8)], False),  # goes by name
+        ([delayed(Multiplier())(n, by=n) for n in range(8)], False),  # an object, which may change between batches
+        ([delayed(Multiplier())(n, by=n) if n % 2 else delayed(square)(n) for n in range(8)], False),
+    ],
+)
+def test_function_of_all_tasks_goes_to_the_fleet_once(fleet, tasks, sends_function_once):
+    submitted, submit_calls = [], fleet.submit_calls
+    fleet.submit_calls = lambda calls, **options: submitted.extend(calls) or submit_calls(calls, **options)
+    with parallel_config("skyward", pool=fleet):
+        assert Parallel(batch_size=2)(tasks) == [n * n for n in range(8)]
+    functions = {call.fn for call in submitted}
+    assert len(submitted) > len(functions) == 1
+    assert (tasks[0][0] not in submitted[0].args[0]) == sends_function_once
