@@ -464,11 +464,16 @@ class SkywardCluster(Cluster):
         """Disconnect from a scheduler that may be gone; adaptive scaling and the cluster's status stay as they are."""
         self._forget_link()
         adaptive, self._adaptive = self._adaptive, None
+        rounds = adaptive.periodic_callback if adaptive is not None else None
+        if rounds is not None:
+            rounds.stop()  # a round that finds the status closing would end adaptive scaling for good
         try:
             await self._disconnect()
         finally:
             self._adaptive = adaptive
             self.status = Status.running
+            if rounds is not None and adaptive is not None and adaptive.state == "running":
+                rounds.start()
 
     async def _disconnect(self) -> None:
         """Close the connection to a scheduler that may be gone."""
