@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import importlib
 import inspect
 import re
@@ -156,6 +157,8 @@ def find(name: str) -> Any:
 
 def signature(name: str) -> dict[str, inspect.Parameter]:
     target = find(name)
+    if isinstance(target, enum.Enum):
+        target = target.__call__  # from Python 3.12 on, a member's signature is that of its class
     parameters = dict(inspect.signature(target).parameters)
     if inspect.isfunction(target) and "." in name and next(iter(parameters), None) == "self":
         del parameters["self"]

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from importlib.metadata import MetadataPathFinder
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -249,7 +250,9 @@ def _import(modules: Sequence[str]) -> None:
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         ssl.SSLContext(protocol)
     package_versions(COUNTERPARTS)  # the first look at metadata imports parsers of e-mail, for 6 ms
-    importlib.invalidate_caches()  # they hold archives on the path open, whose descriptors a fork closes
+    # These caches hold archives on the path open, whose descriptors a fork closes.
+    importlib.invalidate_caches()  # of the backport that Dask uses
+    MetadataPathFinder().invalidate_caches()  # Python 3.12 and before do not count it among them
     gc.freeze()  # collecting would write to memory that is shared with every fork
 
 

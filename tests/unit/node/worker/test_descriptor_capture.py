@@ -218,6 +218,7 @@ SILENCERS = {
 def test_a_call_that_silences_its_output_does_not_silence_the_next_one(how: str, tmp_path: Path) -> None:
     program = f"""
     import contextlib, io, logging
+    warnings.filterwarnings("ignore", message="This process .* is multi-threaded")  # from Python 3.12 on
     def leave_redirecting_thread():
         entered = threading.Event()
         def redirect():
