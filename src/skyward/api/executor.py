@@ -242,7 +242,7 @@ def note_call(error: BaseException, call: str, index: int, of: int, text: str = 
 
 def result_of(batch: CallBatch, index: int, calls: Sequence[PendingCompute[Any]]) -> Any:
     """Return the result of a call of a batch, once, or raise its exception, which names it."""
-    name = batch.calls[index].name
+    name = batch.name(index)
     try:
         return batch.result(index)
     except Exception as error:

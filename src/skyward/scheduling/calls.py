@@ -47,6 +47,8 @@ class RawOutcome:
         error: the exception as the worker sent it, or one of the client's own.
         shown: waits until the call's lines were delivered to the subscribers; None if it has printed nothing.
         complete: returns an error about a missing module with all that are missing; None if nothing can.
+        label: label of the call, from its batch.
+        number: number of the call among those of its label, from its batch.
     """
 
     # Not frozen, as that doubles the price of an instance, and it is paid for every call.
@@ -58,6 +60,8 @@ class RawOutcome:
     error: messages.PackedError | Exception | None = field(default=None)
     shown: Callable[[], None] | None = None
     complete: Callable[[ModuleNotFoundError], ModuleNotFoundError] | None = None
+    label: str = ""
+    number: int = 0
 
     def show(self) -> None:
         """Wait once until the call's lines were delivered."""
@@ -111,7 +115,8 @@ class CallBatch:
     """Outcomes of calls that one caller waits for.
 
     Attributes:
-        calls: the calls, for cancelling them.
+        entries: each call until it is over, then its outcome until that is read. Calls refer to their batch: were they
+            kept, a hundred thousand would stay until the garbage collector finds the cycle.
         remaining: number of unfinished calls.
         failed: index of the first call that failed; None if none has.
         work: counts of the calls.
@@ -119,18 +124,32 @@ class CallBatch:
 
     def __init__(self, calls: Sequence[Any] = ()) -> None:
         self.work: WorkCount | None = WorkCount()
-        self.calls, self.remaining = calls, len(calls)
+        self.fill(calls)
         self.failed: int | None = None
         self._over = False
-        self._outcomes: dict[int, RawOutcome] = {}
         self._signals: SimpleQueue[None] = SimpleQueue()  # an Event costs several times as much to set and wait for
 
     def __len__(self) -> int:
-        return len(self.calls)
+        return len(self.entries)
+
+    def fill(self, calls: Sequence[Any]) -> None:
+        """Take in the calls of the batch, before any of them is queued."""
+        self.entries: list[Any] = [*calls]
+        self.remaining = len(calls)
+
+    def unfinished(self) -> list[LiveCall]:
+        """Return the calls that are not over, for cancelling them."""
+        return [entry for entry in self.entries if isinstance(entry, LiveCall)]
+
+    def name(self, index: int) -> str:
+        """Return the name of call number ``index``, until its outcome is read."""
+        return call_name(self.entries[index].label, self.entries[index].number)
 
     def deliver(self, index: int, raw: RawOutcome) -> None:
         """Store the outcome of call number ``index``. On the event loop."""
-        self._outcomes[index] = raw
+        call = self.entries[index]
+        raw.label, raw.number = call.label, call.number
+        self.entries[index] = raw
         self.remaining -= 1
         if raw.error is not None and self.failed is None:
             self.failed = index
@@ -152,7 +171,8 @@ class CallBatch:
     def result(self, index: int) -> Any:
         """Return the result of a finished call, once, or raise its exception."""
         # Dropped here, so that the pickle and the rebuilt result are not both kept until the whole batch is read.
-        return self._outcomes.pop(index).value()
+        raw, self.entries[index] = self.entries[index], None
+        return raw.value()
 
 
 class _Failed(Exception):

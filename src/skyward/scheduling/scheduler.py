@@ -202,10 +202,10 @@ class Scheduler:
                 if all_of_them:
                     batch.rearm()
             if batch.remaining:
-                self.cancel(batch.calls, kill=False)  # running ones go on: ending them would cost their workers
+                self.cancel(batch.unfinished(), kill=False)  # running ones go on: ending them would cost their workers
         except BaseException:
             with uninterrupted():
-                self.cancel(batch.calls)
+                self.cancel(batch.unfinished())
             raise
         return batch
 
@@ -224,7 +224,7 @@ class Scheduler:
         if callbacks:
             callbacks = tuple(callback for callback in callbacks if callback not in self._subscribed)
         if batch is not None:
-            batch.calls, batch.remaining = calls, len(calls)
+            batch.fill(calls)
         futures: list[RemoteFuture] = []
         for index, call in enumerate(calls):
             if batch is None:

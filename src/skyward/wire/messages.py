@@ -285,6 +285,12 @@ class RunSpecialCall(LaneItem):
     payload: Payload
     header: CallHeader
 
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        # Without the header's fields: to look at each took a sixth of the client's time for a call of a broadcast.
+        return _size_of([self.payload.data, *self.payload.blobs]) + 3 * _HEAD_BYTES
+
     @classmethod
     def from_wire(cls, *fields: Any) -> RunSpecialCall:
         """Return the record of a list's fields."""

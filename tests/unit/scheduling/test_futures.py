@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+import weakref
 from concurrent.futures import CancelledError, as_completed
 from pickle import UnpicklingError
 from types import SimpleNamespace
@@ -12,15 +13,37 @@ from typing import Any
 
 import pytest
 
-from skyward.scheduling.calls import CallBatch, RawOutcome, RemoteFuture
+from skyward.scheduling.calls import CallBatch, LiveCall, RawOutcome, RemoteFuture
+from skyward.shipping.function_cache import PackedFunction
 from skyward.shipping.remote_exceptions import pack_error
+from skyward.wire.messages import Payload
 
 FAILED = RawOutcome(error=ValueError("no"))
 DONE = RawOutcome(data=b"")
 
 
+def calls(count: int) -> list[LiveCall]:
+    function = PackedFunction(id="f", label="train", payload=Payload(data=b"f"))
+    return [LiveCall(id=index, kind="train", label="train", function=function, number=index) for index in range(count)]
+
+
+def test_a_batch_keeps_no_call_that_is_over_and_names_it_until_its_result_is_read() -> None:
+    batch = CallBatch(some := calls(3))
+    for call in some:
+        call.sink = batch
+    some[1].shipping = token = future()
+    over = weakref.ref(token)
+    batch.deliver(1, RawOutcome(data=pickle.dumps(4)))
+    first, third = some[::2]
+    del call, some, token
+    assert over() is None
+    assert batch.unfinished() == [first, third]
+    assert batch.name(1) == "train#1"
+    assert batch.result(1) == 4
+
+
 def test_the_first_failure_ends_the_wait() -> None:
-    batch = CallBatch(range(3))
+    batch = CallBatch(calls(3))
     assert not batch.wait(0)
     batch.deliver(1, FAILED)
     assert batch.wait(0)
@@ -28,7 +51,7 @@ def test_the_first_failure_ends_the_wait() -> None:
 
 
 def test_who_waits_on_after_failures_is_told_of_the_end() -> None:
-    batch = CallBatch(range(3))
+    batch = CallBatch(calls(3))
     batch.deliver(0, FAILED)
     batch.deliver(1, FAILED)
     assert batch.wait(0)
@@ -41,7 +64,7 @@ def test_who_waits_on_after_failures_is_told_of_the_end() -> None:
 
 
 def test_an_end_that_came_before_the_wait_goes_on_is_not_missed() -> None:
-    batch = CallBatch(range(2))
+    batch = CallBatch(calls(2))
     batch.deliver(0, FAILED)
     batch.deliver(1, DONE)
     batch.rearm()

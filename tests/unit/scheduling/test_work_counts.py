@@ -37,6 +37,8 @@ class Stage:
             shape |= {"index": index, "work": batch.work, "retries": 0}
             calls.append(LiveCall(id=self.serial, kind=label, label=label, function=FUNCTION, **shape))
             calls[-1].sink = batch
+            if isinstance(batch, CallBatch):
+                batch.entries[index] = calls[-1]
         self.table.add(calls, self.now)
         self.act(self.dispatch.submit(calls, self.now))
         return calls
