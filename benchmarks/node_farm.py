@@ -161,8 +161,9 @@ def _cut_connections() -> None:
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as found:
-                    found.getpeername()  # raises for a port that listens
-                    found.shutdown(socket.SHUT_RDWR)
+                    if found.family == socket.AF_INET:  # the event loop wakes itself by a pair of another family
+                        found.getpeername()  # raises for a port that listens
+                        found.shutdown(socket.SHUT_RDWR)
 
 
 async def _serve(orders: Iterator[str]) -> None:

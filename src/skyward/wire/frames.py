@@ -47,7 +47,11 @@ class TlsIdentity:
 
 def server_context(identity: TlsIdentity) -> ssl.SSLContext:
     """Return a context for the listening end: TLS 1.3, every client must show a certificate of the pool's CA."""
-    return _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    # Two tickets are two fifths of a handshake here, and resuming with one spares the client nothing: Python copies the
+    # session, with the peer's certificate, for as long as a handshake saves (docs/scale.md).
+    context.num_tickets = 0
+    return context
 
 
 _client_contexts: WeakValueDictionary[TlsIdentity, ssl.SSLContext] = WeakValueDictionary()
