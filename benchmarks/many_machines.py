@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.many_lanes import resident_bytes
 from skyward.fleet.fleet import Fleet
@@ -35,6 +35,12 @@ __all__ = ["measure"]
 
 _SIZE = "s-1vcpu-1gb"
 _TESTS = Path(__file__).parents[1] / "tests"
+
+
+class _DigitalOcean(DigitalOcean):
+    """The provider, of whose machines none counts as too new for a list: a real pool is older when it ends."""
+
+    unlisted_s: ClassVar[float] = 0.0
 
 
 class _BootedNode(Node):
@@ -116,7 +122,7 @@ def measure(machines: int) -> dict[str, float]:
 
 
 async def _launch_and_end(cloud: _Cloud, machines: int) -> dict[str, float]:
-    provider = DigitalOcean(token=cloud.token, endpoint_url=cloud.url)
+    provider = _DigitalOcean(token=cloud.token, endpoint_url=cloud.url)
     request = parse_request(nodes=machines, machine=_SIZE, spot="never")
     fleet = Fleet(
         provider,

@@ -357,6 +357,8 @@ class Droplets(MachineApi):
             patience_s=patience_s,
         )
         self._region = region
+        self._listed: set[str] = set()
+        self._ended: set[str] = set()
 
     async def ensure_key(self, public: str) -> None:
         """Register the user's public key with the account, unless it is there."""
@@ -383,9 +385,15 @@ class Droplets(MachineApi):
         return await self._list({"tag_name": _POOL_TAG + pool_id} if pool_id else {})
 
     async def records(self, instance_ids: Sequence[str], pool_id: str) -> Sequence[MachineRecord]:
-        """Return droplets, those with these ids among them: from two lists, and a call for each that they miss."""
+        """Return droplets, those with these ids among them: from two lists, and a call for each that they miss.
+
+        A droplet that was listed, and whose deletion was accepted, is gone once the lists miss it: a thousand calls
+        would take four minutes. The lists are read at least twice then, the second time before the tag is removed, or
+        if that stays, after.
+        """
         found = {each.id: each for each in await self.listed(pool_id)}
-        missing = [each for each in instance_ids if each not in found and each.isdecimal()]
+        self._listed.update(found)
+        missing = [each for each in instance_ids if each.isdecimal() and each not in self._ended and each not in found]
         answers = await asyncio.gather(*(self.rest.optional(f"{_DROPLETS}/{each}") for each in missing))
         rows = (parse_droplet(answer["droplet"]) for answer in answers if answer is not None)
         return [*found.values(), *(each for each in rows if each is not None)]
@@ -394,6 +402,18 @@ class Droplets(MachineApi):
         """Request the end of a droplet."""
         if machine.isdecimal():
             await self.rest.call("DELETE", f"{_DROPLETS}/{machine}")
+            self._ended |= {machine} & self._listed
+
+    async def request_pool_end(self, pool_id: str, machines: Sequence[str]) -> Sequence[str]:
+        """Request the end of all droplets with the pool's tag, unless it has others, in whatever region."""
+        query = {"tag_name": _POOL_TAG + pool_id}
+        rows = [(str(row["id"]), decode(_TaggedPayload, row, _READING)) for row in await self._rows(query)]
+        tagged = {each for each, row in rows if query["tag_name"] in row.tags}
+        if not pool_id or not tagged <= {*machines}:
+            return ()
+        await self.rest.call("DELETE", _DROPLETS, query=query)
+        self._ended |= tagged
+        return [*tagged]
 
     async def ensure_firewall(self, pool_id: str, client: str) -> None:
         """Create the pool's firewall: it admits all traffic among its droplets, and SSH from ``client``. Idempotent."""
@@ -423,13 +443,17 @@ class Droplets(MachineApi):
         return next((row for row in rows if row["name"] == _NAME + pool_id), None)
 
     async def _list(self, query: Mapping[str, str]) -> Sequence[MachineRecord]:
-        """Return Skyward's droplets of a list without GPUs, and of one with GPUs only: no list has both."""
+        """Return Skyward's droplets in the region, of :meth:`_rows`."""
+        found = map(parse_droplet, await self._rows(query))
+        return [*{each.id: each for each in found if each is not None and each.offer.region == self._region}.values()]
+
+    async def _rows(self, query: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of a list without GPUs, and of one with GPUs only, of any tag: no list has both."""
         with_gpus = {name: value for name, value in query.items() if name != "tag_name"} | {"type": "gpus"}
         answers = await asyncio.gather(
             *(self.rest.pages(_DROPLETS, "droplets", {**_PAGE, **each}) for each in (query, with_gpus))
         )
-        found = (parse_droplet(row) for rows in answers for row in rows)
-        return [*{each.id: each for each in found if each is not None and each.offer.region == self._region}.values()]
+        return [row for rows in answers for row in rows]
 
 
 def fingerprint_of(public: str) -> str:

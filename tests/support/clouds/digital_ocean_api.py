@@ -567,9 +567,17 @@ class DigitalOceanApi(FakeCloud):
         return RestAnswer(status=204)
 
     def _delete_tagged(self, call: RestCall) -> RestAnswer:
-        for each in self.machines.values():
-            if call.query["tag_name"] in self._tags_of(each):
-                self.end(each)
+        """Delete what has the tag: neither droplets that no list has yet, nor those to which something happens."""
+        scopes = self.tokens[call.token]
+        if scopes is not None and "tag:read" not in scopes:
+            return error(403, "You are missing the required permission tag:read.")
+        if call.query["tag_name"] not in self.tags:
+            return _not_found()
+        tagged = [each for each in self.machines.values() if call.query["tag_name"] in self._tags_of(each)]
+        free = [each for each in tagged if not each.ended and each.unseen <= 0]
+        locked, self.locked_deletions = self.locked_deletions, 0
+        for each in free[locked:]:
+            self.end(each)
         return RestAnswer(status=204)
 
 

@@ -28,6 +28,10 @@ from skyward.request.instance import InstanceSpec
 
 _AGAIN_S: Final = 15.0
 """Time after which an accepted request is repeated, for a machine that does not show it."""
+_MANY: Final = 10
+"""Number of machines from which their pool is ended by one call, where the vendor has one."""
+_POOL_S: Final = 45.0
+"""Time by which such a call may take longer than one for a machine, before each machine left is ended by its own."""
 _STRIKES: Final = 3
 """Number of consecutive refusals for lack of permission, or as invalid, before the error is raised."""
 
@@ -48,6 +52,7 @@ class MachineEnding:
         lists_gone: True if the provider goes on listing machines that are gone, as gone. One that has accepted its end
             and is not listed may then be too new for the list; else it is gone.
         clock: the time.
+        accepted_at: times of the clock at which the ends of machines were accepted, by id.
     """
 
     left: list[str]
@@ -57,9 +62,9 @@ class MachineEnding:
     unlisted_s: float
     lists_gone: bool = False
     clock: Clock = SYSTEM_CLOCK
+    accepted_at: dict[str, float] = field(default_factory=dict[str, float])
     _refused: Mapping[str, SkywardError] = field(default_factory=dict[str, SkywardError])
     _unknown: set[str] = field(default_factory=set[str])
-    _accepted_at: dict[str, float] = field(default_factory=dict[str, float])
     _strikes: int = 0
 
     async def until_gone(self, where: str, *, deadline_s: float, look_s: float = 2.0) -> None:
@@ -95,7 +100,7 @@ class MachineEnding:
             answers = await self.ask(doomed) if doomed else dict[str, SkywardError]()
         except SkywardError as error:
             return self._struck(error)
-        self._accepted_at |= {each: self.clock.monotonic() for each in doomed if each not in answers}
+        self.accepted_at |= {each: self.clock.monotonic() for each in doomed if each not in answers}
         unknown = {each for each, error in answers.items() if is_kind(error, RefusalKind.MISSING)}
         self._unknown |= unknown
         self._refused = {each: error for each, error in answers.items() if each not in unknown}
@@ -108,10 +113,10 @@ class MachineEnding:
         """Return whether the machine may exist."""
         if state is not None:
             return state is not InstanceState.GONE
-        if instance_id in self._accepted_at:
+        if instance_id in self.accepted_at:
             if not self.lists_gone:
                 return False
-            accepted_s = self.clock.monotonic() - self._accepted_at[instance_id]
+            accepted_s = self.clock.monotonic() - self.accepted_at[instance_id]
             return min(accepted_s, self.age_s(instance_id)) < self.unlisted_s
         return instance_id not in self._unknown or self.age_s(instance_id) < self.unlisted_s
 
@@ -119,7 +124,7 @@ class MachineEnding:
         """Return whether the machine's end is to be requested now."""
         if state is InstanceState.STOPPING:
             return False
-        accepted_at = self._accepted_at.get(instance_id)
+        accepted_at = self.accepted_at.get(instance_id)
         return accepted_at is None or (state is not None and self.clock.monotonic() - accepted_at >= _AGAIN_S)
 
     def _struck(self, error: SkywardError) -> NotYet:
@@ -271,6 +276,13 @@ class MachineApi(ABC):
 
         answers = await asyncio.gather(*map(refusal, machines))
         return {machine: error for machine, error in zip(machines, answers, strict=True) if error is not None}
+
+    async def request_pool_end(self, pool_id: str, machines: Sequence[str]) -> Sequence[str]:  # noqa: ARG002 - for subclasses
+        """Request the end of a pool by one call, if it has no other machines; return the ids of those that it ends.
+
+        None of them is new, and none is being launched. By default vendors have no such call.
+        """
+        return ()
 
     async def listed(self, pool_id: str = "") -> Sequence[MachineRecord]:
         """Return every machine of Skyward's, or at least every one of that pool: here, those of :meth:`records`."""
@@ -497,10 +509,12 @@ class RentedMachines(Provider, Generic[A]):
             found = await self._look(left)
             return {each: found[each].state for each in left if each in found}
 
+        asked = await self._end_pool(instance_ids)
         ending = MachineEnding(
             left=[*instance_ids],
             look=look,
             ask=self.api.request_ends,
+            accepted_at=dict.fromkeys(asked, SYSTEM_CLOCK.monotonic() + _POOL_S),
             age_s=self.book.age_s,
             unlisted_s=self.unseen_s,
             lists_gone=self.lists_gone,
@@ -509,6 +523,18 @@ class RentedMachines(Provider, Generic[A]):
         await ending.until_gone(self.place, deadline_s=deadline_s, look_s=self.look_s)
         for each in instance_ids:
             self.book.drop(each)
+
+    async def _end_pool(self, machines: Sequence[str]) -> Sequence[str]:
+        """Request the end of machines by one call for their pool; return the ids of those that it ends."""
+        pool_id, *others = {self.book.pools.get(each, "") for each in machines} or {""}
+        if len(machines) < _MANY or others or min(map(self.book.age_s, machines)) < self.unseen_s:
+            return ()
+        async with self.book.locks[pool_id]:  # a launch waits for it before its first create call
+            try:
+                return () if self.book.is_launching(pool_id) else await self.api.request_pool_end(pool_id, machines)
+            except SkywardError as error:
+                _logger.debug("%s ends the machines of pool %s one by one: %s", self.name, pool_id, error)
+                return ()
 
     def _add(self, instance: Instance, order: LaunchOrder) -> Instance:
         self.book.pools[instance.id] = order.pool_id

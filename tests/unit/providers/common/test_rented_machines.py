@@ -28,6 +28,7 @@ class Account(MachineApi):
     def __init__(self) -> None:
         self.machines: dict[str, MachineRecord] = {}
         self.prepared: list[str] = []
+        self.ended_at_once: list[str] = []
         self.listing = True
         self.removing = asyncio.Event()
         self.may_remove = asyncio.Event()
@@ -43,6 +44,12 @@ class Account(MachineApi):
 
     async def request_end(self, machine: str) -> None:
         self.machines.pop(machine, None)
+
+    async def request_pool_end(self, pool_id: str, machines: Sequence[str]) -> Sequence[str]:
+        self.ended_at_once += machines
+        for each in machines:
+            self.machines.pop(each)
+        return machines
 
     async def remove(self, pool_id: str) -> None:
         self.removing.set()
@@ -140,6 +147,28 @@ async def test_machines_whose_ends_keep_a_pace_have_more_time_the_more_they_are(
     made = await provider.launch([OFFER], LaunchOrder(pool_id=POOL, keys=("a", "b"), timeout_s=60.0))
     await provider.terminate([each.id for each in made])
     assert account.machines == {}
+
+
+async def test_a_pool_is_ended_by_one_call_unless_a_machine_of_it_is_being_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Rented, "unlisted_s", 0.0)
+    account = Account()
+    provider = Rented(account=account)
+    provider.may_create.set()
+    ten = LaunchOrder(pool_id=POOL, keys=tuple("abcdefghij"), timeout_s=60.0)
+    first = [each.id for each in await provider.launch([OFFER], ten)]
+    provider.may_create.clear()
+    provider.creating.clear()
+    launch = asyncio.ensure_future(provider.launch([OFFER], ten))
+    await provider.creating.wait()
+    await provider.terminate(first)
+    assert (account.machines, account.ended_at_once) == ({}, [])
+
+    provider.may_create.set()
+    second = [each.id for each in await launch]
+    await provider.terminate(second)
+    assert (account.machines, account.ended_at_once) == ({}, second)
 
 
 async def test_an_adopted_machine_is_pending_while_a_list_lacks_it() -> None:

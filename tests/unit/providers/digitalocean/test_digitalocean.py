@@ -19,6 +19,7 @@ from skyward.errors import (
     SkywardError,
     UnreachableError,
 )
+from skyward.providers._common import rented_machines
 from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE, host_key, user_key
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer
 from skyward.providers.digitalocean import (
@@ -322,6 +323,54 @@ def test_a_droplet_that_is_locked_is_deleted_once_it_is_free(cloud: DigitalOcean
     run(ended, cloud)
 
     assert cloud.left() == {}
+
+
+@pytest.mark.parametrize(
+    ("case", "by_tag", "by_id"),
+    [
+        ("a whole pool", 1, 0),
+        ("one is locked", 1, 1),
+        ("one is gone", 1, 0),
+        ("one stays", 0, 10),
+        ("another droplet has the tag", 0, 11),
+        ("too new for the list of a tag", 0, 11),
+        ("the token may not read tags", 0, 11),
+    ],
+)
+def test_many_droplets_are_deleted_by_their_tag_if_no_other_has_it(
+    cloud: DigitalOceanApi, monkeypatch: pytest.MonkeyPatch, case: str, by_tag: int, by_id: int
+) -> None:
+    monkeypatch.setattr(DigitalOcean, "unlisted_s", 60.0 if case.startswith("too new") else 0.0)
+    for pause in ("_AGAIN_S", "_POOL_S"):
+        monkeypatch.setattr(rented_machines, pause, 0.0)
+
+    async def ended(provider: DigitalOcean) -> Sequence[Instance]:
+        ids = [each.id for each in await launch(provider, [f"key-{number}" for number in range(11)])]
+        await provider.describe(ids)
+        match case:
+            case "one is locked":
+                cloud.locked_deletions = 1
+            case "one is gone":
+                cloud.destroy(ids[0])
+            case "one stays":
+                ids.pop()
+            case "another droplet has the tag":
+                other = {**cloud.machines[ids[0]].created, "name": "web-1"}
+                await provider.api.rest.create("/v2/droplets", other)
+            case "the token may not read tags":
+                verbs = ("droplet:read", "droplet:delete", "firewall:read", "firewall:delete", "tag:delete")
+                cloud.tokens[cloud.token] = frozenset(verbs)
+            case _:
+                pass
+        cloud.service.calls.clear()
+        await provider.terminate(ids)
+        return await provider.describe(ids)
+
+    assert {each.state for each in run(ended, cloud)} == {InstanceState.GONE}
+    accepted = [call.route for call in cloud.service.calls if call.status == 204]
+    assert (accepted.count("DELETE /v2/droplets"), accepted.count("DELETE /v2/droplets/{id}")) == (by_tag, by_id)
+    assert cloud.service.routes.count("GET /v2/droplets/{id}") <= 3 * (case == "one is gone")
+    assert len(cloud.alive) == (case in ("one stays", "another droplet has the tag"))
 
 
 def test_the_firewall_stays_while_the_pool_has_a_droplet(cloud: DigitalOceanApi) -> None:
