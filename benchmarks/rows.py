@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks import arrays, calls, forwarding, graphs, learning, pools, wide_area
+from benchmarks import arrays, calls, forwarding, graphs, learning, pools, ssh_opening, wide_area
 from benchmarks.measured import Measured
 
 __all__ = ["ROWS", "Goal", "Limit", "Row"]
@@ -197,6 +197,25 @@ ROWS: dict[str, Row] = {
             Goal(peer="dask", at_least=1.0),
             Limit(figure="node_cpu_s", at_most=0.4, text="processor time of a node, s"),
         ),
+    ),
+    "ssh_warm": Row(
+        title="from the opening of a pool on 2 SSH hosts that have the environment to the first result",
+        measure=ssh_opening.opening,
+        peers=_WIDE_AREA,
+        goals=(Limit(figure="time_s", at_most=0.8, text="that time, s"),),
+        timeout_s=240,
+    ),
+    "ssh_edit": Row(
+        title="that pool, open: from the edit of a module to the next call's result",
+        measure=ssh_opening.edit_in_pool,
+        goals=(Limit(figure="time_s", at_most=0.3, text="that time, s"),),
+        timeout_s=240,
+    ),
+    "ssh_edit_process": Row(
+        title="those hosts: from the start of a new client, after the edit of a module, to the first result",
+        measure=ssh_opening.edit_in_process,
+        goals=(Limit(figure="beyond_opening_s", at_most=0.3, text="of that, beyond the import and the opening, s"),),
+        timeout_s=240,
     ),
     "dispatch": Row(
         title="dispatch alone, simulated, 2 → 2,000 workers",

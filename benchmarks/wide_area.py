@@ -17,7 +17,7 @@ from benchmarks.far_side import FarSide, far_side
 from benchmarks.measured import Measured, seconds_of, timed
 from benchmarks.work import nap, nothing, random_bytes, touch_bytes
 
-__all__ = ["DASK", "array", "grid_search", "naps", "round_trip"]
+__all__ = ["DASK", "array", "grid_search", "naps", "open_dask", "round_trip"]
 
 DASK = "dask, SSH"
 """Dask's ``SSHCluster``; its client's connection to the scheduler goes through the line, nothing else does."""
@@ -130,7 +130,8 @@ def _skyward(far: FarSide, concurrency: int) -> Iterator[_Cluster]:
 
 
 @contextmanager
-def _dask(far: FarSide, concurrency: int) -> Iterator[_Cluster]:
+def open_dask(far: FarSide, concurrency: int) -> Iterator[_Cluster]:
+    """Open Dask's ``SSHCluster`` on the hosts."""
     from distributed import Client, SSHCluster
 
     # The scheduler has a host of its own address; asyncssh takes each host's port beside it.
@@ -147,7 +148,7 @@ def _dask(far: FarSide, concurrency: int) -> Iterator[_Cluster]:
         host, port = cast("str", cluster.scheduler_address).removeprefix("tcp://").rsplit(":", 1)
         place = far.lengthen((host, int(port)))
         with Client(f"tcp://{place[0]}:{place[1]}", direct_to_workers=False) as client:
-            client.wait_for_workers(_NODES * concurrency)
+            client.wait_for_workers(len(far.hosts) * concurrency)
             yield _Cluster(
                 call=lambda fn, *args: client.submit(fn, *args, pure=False).result(),
                 gather=lambda fn, arguments: cast(
@@ -173,4 +174,7 @@ def _everywhere(client: Any, fn: Callable[[Any], Any], value: Any) -> Sequence[A
     return cast("list[Any]", client.gather(futures))
 
 
-_CLUSTERS: dict[str, Callable[[FarSide, int], AbstractContextManager[_Cluster]]] = {"skyward": _skyward, DASK: _dask}
+_CLUSTERS: dict[str, Callable[[FarSide, int], AbstractContextManager[_Cluster]]] = {
+    "skyward": _skyward,
+    DASK: open_dask,
+}
