@@ -278,7 +278,7 @@ def _held() -> frozenset[str]:
 def _threads() -> Iterator[str]:
     threads = threading.enumerate()
     loop_runs = any(thread.name == "skyward-loop" for thread in threads)  # a fixture's pool; its helpers end with it
-    kept = (*KEPT_THREADS, "asyncio_") if loop_runs else KEPT_THREADS
+    kept = (*KEPT_THREADS, "asyncio_", "skyward-ssh_") if loop_runs else KEPT_THREADS
     # By name and number: a thread may hand its work over to another one of its name (skyward.events.bus).
     for name, number in Counter(thread.name for thread in threads if not thread.name.startswith(kept)).items():
         yield from (

@@ -1,7 +1,7 @@
 """Descriptors of this process: their limit, those that user code may close, and those that forked children release.
 
-A pool needs some ten descriptors for each SSH machine, and most systems start a login with a soft limit of 1,024, which
-about a hundred machines use up. The hard limit is far above it.
+A pool needs some seven descriptors for each SSH machine, and most systems start a login with a soft limit of 1,024,
+which some 140 machines use up. The hard limit is far above it.
 
 A node takes an open connection for a living client. A child that outlives its parent, such as a data loader's worker or
 a daemon, would hold the connection open, and the node would wait for ``away`` instead of ``lease``. It would hold locks

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,16 +21,23 @@ _logger = logging.getLogger("skyward")
 
 
 class LoopThread:
-    """Asyncio loop in a thread of its own. Acquired with :func:`acquire_loop`, given up with :meth:`release`."""
+    """Asyncio loop in a thread of its own. Acquired with :func:`acquire_loop`, given up with :meth:`release`.
 
-    def __init__(self) -> None:
+    Args:
+        name: name of the thread.
+        helpers: largest number of threads for :func:`asyncio.to_thread`; None means asyncio's own number.
+    """
+
+    def __init__(self, name: str = "skyward-loop", helpers: int | None = None) -> None:
         self._lock = threading.Lock()
         self._ended = False
         self._spawned: set[Future[Any]] = set()
         self._stop = asyncio.Event()
         # Windows' usual loop cannot watch the sockets of links.
         self._loop = asyncio.SelectorEventLoop() if sys.platform == "win32" else asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="skyward-loop", daemon=True)
+        if helpers is not None:
+            self._loop.set_default_executor(ThreadPoolExecutor(helpers, thread_name_prefix=name))
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -195,21 +202,32 @@ def _complete(future: Future[T], task: asyncio.Task[T]) -> None:
         future.set_result(task.result())
 
 
-class _SharedLoop:
-    """The process's loop thread and the number of its users."""
+class SharedLoop:
+    """Loop thread that runs from its first user to its last. Thread-safe; a forked child starts its own.
 
-    _lock = threading.Lock()
-    _thread: LoopThread | None = None
-    _users = 0
+    Args:
+        name: see :class:`LoopThread`.
+        helpers: see :class:`LoopThread`.
+    """
+
+    def __init__(self, name: str = "skyward-loop", helpers: int | None = None) -> None:
+        self._name = name
+        self._helpers = helpers
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._users = 0
+        run_in_forks(self._forget)
 
     def acquire(self) -> LoopThread:
+        """Return the loop thread; pair every call with one of :meth:`release`."""
         with self._lock:
-            if self._thread is None:
-                self._thread = LoopThread()
+            if self._thread is None or not self._thread.runs:  # user code has closed the loop's descriptors
+                self._thread, self._users = LoopThread(self._name, self._helpers), 0
             self._users += 1
             return self._thread
 
     def release(self, thread: LoopThread) -> None:
+        """Drop a use; the last one ends the loop and waits for its threads."""
         with self._lock:
             if thread is not self._thread:
                 return
@@ -219,20 +237,17 @@ class _SharedLoop:
             self._thread = None
         thread.end()
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         if self._thread is not None:
             self._thread.forget()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # another thread of the parent may have held it at the fork
         self._thread = None
         self._users = 0
 
 
-_shared = _SharedLoop()
+_shared = SharedLoop()
 
 
 def acquire_loop() -> LoopThread:
     """Return the process's loop thread, started for its first user; pair every call with one ``release()``."""
     return _shared.acquire()
-
-
-run_in_forks(_shared.forget)

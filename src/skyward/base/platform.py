@@ -204,6 +204,15 @@ def wait_readable(*descriptors: int, within_s: float | None = None) -> int | Non
     return ready[0][0] if ready else None
 
 
+def is_writable(descriptor: int) -> bool:
+    """Return True if a small write to the descriptor would not wait."""
+    if sys.platform == "win32":
+        return bool(select.select((), (descriptor,), (), 0)[1])
+    poll = select.poll()  # as above
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 def unix_socket() -> socket.socket:
     """Return a new Unix socket.
 

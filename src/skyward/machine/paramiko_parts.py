@@ -6,6 +6,7 @@ paramiko itself is imported on use.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import functools
@@ -19,7 +20,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from skyward.base.platform import NOTSENT_LOWAT, allocate_memory
+from skyward.base.descriptors import keep_from_forks
+from skyward.base.platform import NOTSENT_LOWAT, allocate_memory, is_writable
 
 if TYPE_CHECKING:
     import paramiko
@@ -248,6 +250,23 @@ def client_class() -> type[Any]:
     return OfferedTransport
 
 
+def renews_keys(client: Client) -> bool:
+    """Return True while both sides agree on new keys: whoever sends waits for that."""
+    return not client.clear_to_send.is_set()
+
+
+def request_answer(client: Any, kind: str) -> None:
+    """Send a request that the machine answers; do not wait for the answer."""
+    from paramiko import Message
+    from paramiko.common import cMSG_GLOBAL_REQUEST
+
+    message = Message()
+    message.add_byte(cMSG_GLOBAL_REQUEST)
+    message.add_string(kind)
+    message.add_boolean(True)  # noqa: FBT003
+    client._send_user_message(message)  # noqa: SLF001  # `global_request` waits for the answer
+
+
 def end_handshake(client: Any) -> None:
     """Stop the timer of a failed handshake."""
     # paramiko stops it only after success: its thread would wait for the whole timeout.
@@ -313,6 +332,30 @@ class LiveSocket:
     def closed(self) -> bool:
         """True once :meth:`close` was called."""
         return self._closed
+
+    @property
+    def is_writable(self) -> bool:
+        """True if two chunks would not wait for the peer, and for a closed socket."""
+        try:
+            return is_writable(self._socket.fileno())
+        except (OSError, ValueError):
+            return True
+
+    async def wait_writable(self) -> None:
+        """Return once the socket is writable, or ended."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        try:
+            # A copy: another thread may close the socket meanwhile, and the loop would watch what gets its number.
+            copy = keep_from_forks(self._socket.dup())
+        except OSError:  # closed already, or no descriptor is free: the caller looks again
+            return
+        with copy:
+            loop.add_writer(copy, lambda: ready.done() or ready.set_result(None))
+            try:
+                await ready
+            finally:
+                loop.remove_writer(copy)
 
     def settimeout(self, seconds: float | None) -> None:
         """Do nothing: reads always wait for one tick, a thirtieth of ``silence_s``."""

@@ -214,6 +214,7 @@ class CommandExchange:
     """
 
     def __init__(self, connection: SSHConnection, channel: Channel, token: bytes) -> None:
+        self._connection = connection
         self._channel = channel
         self._gate = connection.gate
         self._token = token
@@ -283,7 +284,7 @@ class CommandExchange:
     async def _send(self, parts: Sequence[bytes | memoryview], *, end_input: bool) -> None:
         try:
             for part in parts:
-                await send_all(self._channel, self._gate, memoryview(part).cast("B"))
+                await send_all(self._connection, self._channel, memoryview(part).cast("B"))
             if end_input:
                 with self._gate:
                     self._channel.shutdown_write()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from skyward.base.descriptors import keep_from_forks
+from skyward.base.loop import SharedLoop
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import AuthenticationError, UnreachableError
 from skyward.machine.paramiko_parts import (
@@ -50,6 +51,9 @@ _CHUNKS_IN_TURN = 2
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.032
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0 s, so that closing sends a reset
 _THREADS = 4
+"""Most threads of the loop that one connection uses at a time."""
+_LOOP: Final = SharedLoop("skyward-ssh", helpers=32)
+"""Runs all connections of this process."""
 _COMMANDS = 8  # of the 10 sessions that sshd allows on a connection
 _BACKLOG = 512
 _OPENING_S = 10.0
@@ -60,17 +64,17 @@ _COMMANDS_REFUSED_FOR_S = 10.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.05, 1.0
 
 
-def send_some(channel: Channel, gate: threading.Lock, data: memoryview) -> memoryview:
-    """Send up to two chunks, as far as the machine accepts them now; return the rest.
+def send_some(connection: SSHConnection, channel: Channel, data: memoryview) -> memoryview:
+    """Send up to two chunks, as far as the machine accepts them now; return the rest. Never waits for the machine.
 
     Raises:
         Exception: nothing can be sent any more; paramiko's own exceptions.
     """
     for _ in range(_CHUNKS_IN_TURN):
-        if not data:
+        if not data or not connection.may_send:
             break
         try:
-            with gate:
+            with connection.gate:
                 sent = channel.send(cast("bytes", data[:_CHUNK_BYTES]))  # paramiko takes any buffer
         except TimeoutError:
             break
@@ -80,14 +84,15 @@ def send_some(channel: Channel, gate: threading.Lock, data: memoryview) -> memor
     return data
 
 
-async def send_all(channel: Channel, gate: threading.Lock, data: memoryview) -> None:
+async def send_all(connection: SSHConnection, channel: Channel, data: memoryview) -> None:
     """Send ``data``, and serve other streams meanwhile; raises what :func:`send_some` does."""
     pause_s = 0.0
     while data:
         await SYSTEM_CLOCK.sleep(pause_s)
-        rest = send_some(channel, gate, data)
-        # paramiko gives no signal for the machine's readiness. Poll at 1 ms to 32 ms: a closed window must not cost a
-        # whole processor.
+        await connection.wait_writable()
+        rest = send_some(connection, channel, data)
+        # paramiko gives no signal for an open window. Poll at 1 ms to 32 ms: a closed one must not cost a whole
+        # processor.
         pause_s = 0.0 if len(rest) < len(data) else min(max(2 * pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         data = rest
 
@@ -167,7 +172,7 @@ class Tunnel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Send the local program's bytes to the machine."""
         try:
-            rest = send_some(self._channel, self._gate, memoryview(data))
+            rest = send_some(self._connection, self._channel, memoryview(data))
         except Exception:  # SSHException, EOFError or OSError: nothing can be sent any more
             self.reset()
             return
@@ -208,7 +213,7 @@ class Tunnel(asyncio.Protocol):
 
     async def _send_rest(self, rest: memoryview) -> None:
         try:
-            await send_all(self._channel, self._gate, rest)
+            await send_all(self._connection, self._channel, rest)
         except Exception:
             self.reset()
         else:
@@ -255,9 +260,8 @@ def reset_on_close(sock: socket.socket) -> None:
 class SSHConnection:
     """Shared SSH connection to one machine; opened lazily, reconnects by itself. Thread-safe.
 
-    It has an event loop of its own in a thread, since its users have several, and since what is encrypted for one
-    machine must not delay another. Its other threads: paramiko's, and at most four for blocking work, which is to
-    connect and to open channels. One more asks a silent machine for an answer, however busy the four are.
+    All connections share an event loop in a thread, which never waits for a machine, and the threads of that loop for
+    blocking work, which is to connect and to open channels. paramiko has a thread for each connection.
 
     Args:
         way: the jump hosts, then the machine itself. For a machine alone, the SSH configuration names the jump hosts.
@@ -265,7 +269,7 @@ class SSHConnection:
 
     Attributes:
         target: the machine, at its present address.
-        loop: the event loop.
+        loop: the event loop of all connections.
         gate: lock, held to send on a channel, and by paramiko's thread while it answers that a channel was closed.
             The server ends the whole connection when bytes for a channel follow that answer.
         commands: limit on the commands that run at a time; to be held, in the loop, for each.
@@ -274,10 +278,12 @@ class SSHConnection:
 
     def __init__(self, way: tuple[SSHTarget, ...], connections: SSHConnections) -> None:
         self.target = way[-1]
-        self.loop = asyncio.new_event_loop()
+        self._loop_thread = _LOOP.acquire()
+        self.loop = self._loop_thread.loop
         self.gate = threading.Lock()
         self.commands = asyncio.Semaphore(_COMMANDS)
         self.tunnels: set[Tunnel] = set()
+        self._turns = asyncio.Semaphore(_THREADS)
         # A port that does not answer keeps a thread waiting; the other half stays free for commands.
         self._openings = asyncio.Semaphore(_THREADS // 2)
         self._before = way[:-1]
@@ -289,22 +295,21 @@ class SSHConnection:
         self._attempt: asyncio.Task[SSHSession] | None = None
         self._last_error = ""
         self._refused: tuple[float, BaseException] | None = None
-        self._asking: Future[None] | None = None
         self._listeners: dict[tuple[str, int], tuple[socket.socket, Future[None]]] = {}
         self._listening: Counter[tuple[str, int]] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
-        name = f"skyward-ssh {self.target}"
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix=name)
-        self._asker = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self.loop.set_default_executor(self._executor)
-        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
-        self._thread.start()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def connected(self) -> bool:
         """True while the connection is open, as far as is known."""
         session = self._session
         return session is not None and session.alive
+
+    @property
+    def may_send(self) -> bool:
+        """False while whoever sends would wait for the machine."""
+        session = self._session
+        return session is None or session.may_send
 
     @property
     def last_error(self) -> str:
@@ -331,7 +336,7 @@ class SSHConnection:
         return closed
 
     def request(self, action: Callable[[], object]) -> None:
-        """Call ``action`` in the connection's loop, soon, from any thread; not at all once the connection is closed."""
+        """Call ``action`` in the loop, soon, from any thread; perhaps not at all once the connection is closed."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(action)
 
@@ -387,21 +392,17 @@ class SSHConnection:
             self.request(attempt.cancel)
 
     def close(self) -> None:
-        """End the connection, the forwards and the threads, and wait for their end. Idempotent."""
+        """End the connection and the forwards, with the last one also the loop, and wait for their end. Idempotent."""
         with self._lock:
             if self._closing:
                 return
             self._closing = True
             for _, accepting in self._listeners.values():
                 accepting.cancel()
-        self.request(self._end_attempt)
         self._hang_up()
-        self._executor.shutdown(cancel_futures=True)
-        self._asker.shutdown(cancel_futures=True)
         asyncio.run_coroutine_threadsafe(self._end_tasks(), self.loop).result()
         self._hang_up()  # again, as an attempt may have succeeded since the first time
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        _LOOP.release(self._loop_thread)
         if self._jump is not None:
             self._connections.release(self._jump)
             self._jump = None
@@ -415,11 +416,12 @@ class SSHConnection:
         accepts and drops connections would be dialled for ever.
         """
         session = await self._open_session()
-        try:
-            return await asyncio.to_thread(action, session.client)
-        except StaleConnectionError:
-            session = await self._open_session()
-            return await asyncio.to_thread(action, session.client)
+        async with self._turns:
+            try:
+                return await asyncio.to_thread(action, session.client)
+            except StaleConnectionError:
+                session = await self._open_session()
+                return await asyncio.to_thread(action, session.client)
 
     async def start(self, command: Callable[[Client], T]) -> T:
         """Start a command by :meth:`use`; retry for 10 s while the machine allows no further one."""
@@ -434,11 +436,21 @@ class SSHConnection:
         )
         return await retrying(self.use, command)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in the background, until the connection is closed at most."""
-        task = self.loop.create_task(work)
+        return self._track(self.loop.create_task(work))
+
+    async def wait_writable(self) -> None:
+        """Return once the machine's socket takes bytes, or there is no connection."""
+        session = self._session
+        if session is not None and not session.socket.is_writable:
+            await session.socket.wait_writable()
+
+    def _track(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Have a task end with the connection."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _open_session(self) -> SSHSession:
         """Return the connection; all callers share one attempt to open it."""
@@ -449,7 +461,7 @@ class SSHConnection:
         if self._refused is not None and time.monotonic() < self._refused[0]:
             raise self._refused[1]
         if self._attempt is None or self._attempt.done():
-            self._attempt = self.loop.create_task(self._connect())
+            self._attempt = self.spawn(self._connect())
         attempt = self._attempt
         try:
             return await asyncio.shield(attempt)
@@ -457,10 +469,6 @@ class SSHConnection:
             if attempt.cancelled() and not self._closing:
                 raise UnreachableError(f"the machine has another address now: {self.target}") from None
             raise
-
-    def _end_attempt(self) -> None:
-        if self._attempt is not None:
-            self._attempt.cancel()
 
     async def _connect(self) -> SSHSession:
         try:
@@ -472,7 +480,7 @@ class SSHConnection:
                 self._refused = (time.monotonic() + _AUTHENTICATION_REFUSED_FOR_S, error)
             raise
         self._last_error = ""
-        session.socket.on_idle = lambda: self._ask(session)
+        session.socket.on_idle = session.ask
         self._session = session
         return session
 
@@ -487,18 +495,20 @@ class SSHConnection:
         self._last_error = why
 
     async def _run_until_closed(self, work: Callable[[], Awaitable[T]]) -> T:
+        task = self._track(cast("asyncio.Task[T]", asyncio.current_task()))
         # Who has cancelled the future does not ask why the coroutine failed, and asyncio would log that.
-        cast("asyncio.Task[T]", asyncio.current_task()).add_done_callback(
-            lambda task: task.cancelled() or task.exception()
-        )
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if self._closing:
+            raise self._closed_error()
         try:
             return await work()
-        except (asyncio.CancelledError, RuntimeError):  # an executor that is shut down raises RuntimeError
+        except asyncio.CancelledError:
             if self._closing:
                 raise self._closed_error() from None
             raise
 
     async def _accept_all(self, listener: socket.socket, host: str, port: int) -> None:
+        self._track(cast("asyncio.Task[None]", asyncio.current_task()))
         with listener:
             while True:
                 try:
@@ -533,22 +543,12 @@ class SSHConnection:
     async def _end_tasks(self) -> None:
         for tunnel in tuple(self.tunnels):
             tunnel.reset()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks = tuple(self._tasks)  # those that have not begun see that the connection is closed
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, SYSTEM_CLOCK.sleep(0), return_exceptions=True)
 
     # in other threads
-
-    def _run_loop(self) -> None:
-        self.loop.run_forever()
-        self.loop.close()
-
-    def _ask(self, session: SSHSession) -> None:
-        """Request an answer of a machine that has been silent for a while."""
-        if self._asking is None or self._asking.done():
-            with contextlib.suppress(RuntimeError):  # the executor is shut down: the connection is being closed
-                self._asking = self._asker.submit(session.ask)
 
     def _hang_up(self) -> None:
         session, self._session = self._session, None
@@ -601,7 +601,7 @@ class SSHConnections:
             self._connections = {(target,): connection, **others}
 
     def release(self, connection: SSHConnection) -> None:
-        """Drop a reference; the last one closes the connection and waits for its threads."""
+        """Drop a reference; the last one closes the connection and waits for its end."""
         with self._lock:
             self._users[connection] -= 1
             if self._users[connection]:

@@ -34,6 +34,8 @@ from skyward.machine.paramiko_parts import (
     end_handshake,
     new_client,
     packetizer_class,
+    renews_keys,
+    request_answer,
 )
 from skyward.machine.ssh_config import Settings, SSHTarget, settings
 from skyward.machine.ssh_host_keys import HostKey, KnownKeys, known_keys, unknown, verify
@@ -394,9 +396,15 @@ class SSHSession:
         """True while the connection lives, as far as is known."""
         return self.client.is_active()
 
+    @property
+    def may_send(self) -> bool:
+        """True if a chunk can be sent without waiting for the machine."""
+        return self.socket.is_writable and not renews_keys(self.client)
+
     def ask(self) -> None:
-        """Request an answer of the machine, and wait for it or for the end of the connection."""
-        self.client.global_request(_KEEPALIVE, None, True)  # noqa: FBT003
+        """Request an answer of the machine, in paramiko's thread, where nothing may wait."""
+        if self.may_send:
+            request_answer(self.client, _KEEPALIVE)
 
     def close(self) -> None:
         """End the connection, and wait for its thread."""

@@ -13,6 +13,7 @@ import pytest
 from paramiko import Channel, ECDSAKey, Message, ServerInterface, Transport
 from paramiko.auth_handler import AuthHandler
 from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
+from paramiko.common import cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 
 from skyward.machine.paramiko_parts import (
@@ -21,6 +22,8 @@ from skyward.machine.paramiko_parts import (
     client_class,
     end_handshake,
     packetizer_class,
+    renews_keys,
+    request_answer,
     take_output,
 )
 
@@ -200,6 +203,30 @@ def test_connection_has_the_limits_that_are_set_and_our_packetizer() -> None:
         for limit in ("banner_timeout", "handshake_timeout", "auth_timeout"):
             assert limit in vars(client)
             assert len(re.findall(rf"\b(?:self|transport)\.{limit}\b", source)) > 1  # set and used
+
+
+def test_requests_can_be_sent_without_waiting_for_their_answers() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(theirs), closing(LiveSocket(ours, silence_s=60)) as live:
+        client: Any = Transport(live)
+        sent: list[Any] = []
+        client._send_user_message = sent.append
+
+        assert renews_keys(client)  # the first ones
+        client.clear_to_send.set()
+        assert not renews_keys(client)
+        request_answer(client, "keepalive@openssh.com")
+        client._parse_request_failure(Message())  # nobody waits
+
+    source = inspect.getsource(Transport.global_request)
+    assert "self._send_user_message(m)" in source
+    message = sent[0]
+    message.rewind()
+    assert (message.get_byte(), message.get_text(), message.get_boolean()) == (
+        cMSG_GLOBAL_REQUEST,
+        "keepalive@openssh.com",
+        True,
+    )
 
 
 def test_timer_of_the_handshake_can_be_ended() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -10,6 +11,7 @@ import pytest
 from skyward.machine.paramiko_parts import LiveSocket
 
 SILENCE_S = 0.3
+DEADLINE_S = 10.0
 
 
 @pytest.fixture
@@ -56,6 +58,21 @@ def test_other_end_that_takes_nothing_is_the_end(ends: tuple[LiveSocket, socket.
 
     with pytest.raises(ConnectionAbortedError, match="accepted nothing"):
         live.send(bytes(64 << 20))
+
+
+async def test_socket_that_the_peer_does_not_empty_is_not_writable_until_it_does_or_ends(
+    ends: tuple[LiveSocket, socket.socket],
+) -> None:
+    live, theirs = ends
+    for end in (lambda: theirs.recv(1 << 22, socket.MSG_DONTWAIT), lambda: live.abort("given up"), live.close):
+        with contextlib.suppress(OSError):
+            while live.is_writable:
+                live.send(bytes(1 << 10))
+        waiting = asyncio.ensure_future(live.wait_writable())
+        await asyncio.sleep(0)
+        end()
+        await asyncio.wait_for(waiting, DEADLINE_S)
+        assert live.is_writable
 
 
 @pytest.mark.parametrize("end", [LiveSocket.close, lambda live: live.abort("given up")])

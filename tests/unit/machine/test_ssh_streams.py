@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -55,6 +56,9 @@ class FakeClient:
     def __init__(self, channel: FakeChannel) -> None:
         self._channel = channel
 
+        self.clear_to_send = threading.Event()
+        self.clear_to_send.set()
+
     def is_active(self) -> bool:
         return True
 
@@ -70,6 +74,17 @@ class FakeSocket:
     reason = ""
     on_idle: Callable[[], None] | None = None
 
+    def __init__(self) -> None:
+        self.accepts = threading.Event()
+        self.accepts.set()
+
+    @property
+    def is_writable(self) -> bool:
+        return self.accepts.is_set()
+
+    async def wait_writable(self) -> None:
+        await asyncio.to_thread(self.accepts.wait, DEADLINE_S)
+
     def close(self) -> None: ...
 
 
@@ -79,9 +94,16 @@ def channel() -> FakeChannel:
 
 
 @pytest.fixture
-def connection(channel: FakeChannel) -> Iterator[SSHConnection]:
+def sockets() -> list[FakeSocket]:
+    """Those of the connections, in the order of their logins."""
+    return []
+
+
+@pytest.fixture
+def connection(channel: FakeChannel, sockets: list[FakeSocket]) -> Iterator[SSHConnection]:
     async def connect(*_: object) -> SSHSession:
-        return SSHSession(client=cast("Any", FakeClient(channel)), socket=cast("Any", FakeSocket()))
+        sockets.append(FakeSocket())
+        return SSHSession(client=cast("Any", FakeClient(channel)), socket=cast("Any", sockets[-1]))
 
     connections = SSHConnections(connect)
     connection = connections.acquire((SSHTarget(host="box", config_path="/dev/null"),))
@@ -97,6 +119,27 @@ def test_a_small_answer_does_not_wait_for_the_acknowledgement_of_the_one_before(
         assert channel.sent.wait(DEADLINE_S)
         (tunnel,) = connection.tunnels
         assert tunnel._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_machine_that_accepts_nothing_does_not_delay_another(
+    connection: SSHConnection, channel: FakeChannel, sockets: list[FakeSocket]
+) -> None:
+    """One loop sends to all of them."""
+    other = connection._connections.acquire((SSHTarget(host="other", config_path="/dev/null"),))
+    assert other.loop is connection.loop
+    try:
+        other.perform(lambda _: None).result(DEADLINE_S)
+        sockets[0].accepts.clear()
+        with socket.create_connection(other.listen("127.0.0.1", 9), DEADLINE_S) as stuck:
+            stuck.sendall(b"x" * (1 << 20))
+            while not other.tunnels:
+                other.perform(lambda _: None).result(DEADLINE_S)
+            assert connection.perform(lambda _: True).result(DEADLINE_S)
+            assert not channel.sent.is_set()
+            sockets[0].accepts.set()
+            assert channel.sent.wait(DEADLINE_S)
+    finally:
+        connection._connections.release(other)
 
 
 def test_what_the_machine_sent_before_its_end_arrives_after_the_local_programs_end(
