@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,6 +36,8 @@ class LoopThread:
         # Windows' usual loop cannot watch the sockets of links.
         self._loop = asyncio.SelectorEventLoop() if sys.platform == "win32" else asyncio.new_event_loop()
         if helpers is not None:
+            from concurrent.futures import ThreadPoolExecutor  # cannot be imported while the interpreter shuts down
+
             self._loop.set_default_executor(ThreadPoolExecutor(helpers, thread_name_prefix=name))
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -142,12 +142,16 @@ def return_freed_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
+_LARGE_PAGE_BYTES = 2 << 20
+"""Size of a large page. Smaller pieces that lie side by side would fill one before they are used."""
+
+
 def allocate_memory(nbytes: int) -> mmap.mmap:
-    """Return private memory, in large pages where the kernel has them: those cost a fraction of the page faults."""
+    """Return private memory, in large pages where one fits and the kernel has them: they take far fewer page faults."""
     if sys.platform == "win32":
         return mmap.mmap(-1, nbytes)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE"):
+    if sys.platform == "linux" and hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= _LARGE_PAGE_BYTES:
         with suppress(OSError):  # this kernel has none
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
