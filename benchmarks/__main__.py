@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "load before": f"{load:.1f}",
         "measured": f"{time.strftime('%Y-%m-%d')}, in {minutes:.0f} minutes",
     }
-    text = page(results, rows, Circumstances(machine=about, versions=versions()))
+    notes = (ROOT / "benchmarks/notes.md").read_text(encoding="utf-8")
+    text = page(results, rows, Circumstances(machine=about, versions=versions()), notes)
     (ROOT / "docs/benchmarks.md").write_text(text, encoding="utf-8")
     draw(results, rows, ROOT / "docs/benchmarks.svg")
 

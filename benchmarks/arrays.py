@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,16 +14,18 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from benchmarks.measured import Measured, opened, seconds_of
+from benchmarks.measured import Measured, opened, seconds_of, timed
 from benchmarks.observe import CELL_VARIABLE, cell_processes, longest_gap, peak_memory, ticking
-from benchmarks.peers import WORKERS, Peer
-from benchmarks.work import large, nothing, random_bytes, touch, touch_bytes
+from benchmarks.peers import CLUSTERS, PEERS, WORKERS, Peer
+from benchmarks.work import Model, large, nothing, predict, random_bytes, touch, touch_bytes
 
-__all__ = ["big_argument", "big_result", "gather_shared", "joblib_shared"]
+__all__ = ["big_argument", "big_result", "gather_shared", "joblib_shared", "kept_model"]
 
 _CALLS = 40
 _SHAPE = (50_000, 500)  # of 8 bytes: 200 MB
 _BIG = 500_000_000
+_MODEL_SHAPE = (1_000, 125_000)  # of 8 bytes: 1 GB
+_PREDICTIONS = 100
 
 
 @opened
@@ -100,6 +103,35 @@ def _travelling(peer: Peer, prepare: Callable[[int], Callable[[], float]]) -> Me
             if gaps:
                 stalls[name] = max(stalls.get(name, 0.0), *gaps)
     return Measured(seconds=tuple(seconds), figures=stalls | {"mb_per_s": _BIG / 1e6 / median(seconds)})
+
+
+def kept_model(name: str) -> Measured:
+    """Call a worker that keeps a model of 1 GB: the first call reads it from a file."""
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "model.npy")
+        np.save(path, np.random.default_rng(0).random(_MODEL_SHAPE))
+        with _keeper(name, path) as call:
+            first = seconds_of(lambda: call(0))
+            warm = timed(lambda: [call(row) for row in range(_PREDICTIONS)], repeats=3, calls=_PREDICTIONS)
+    return Measured(seconds=warm.seconds, figures={"first_s": first, "first ÷ warm": first / median(warm.seconds)})
+
+
+@contextmanager
+def _keeper(name: str, path: str) -> Iterator[Callable[[int], float]]:
+    """One worker that has worked: an actor of Ray's, elsewhere the only one."""
+    if name != "ray":
+        with CLUSTERS[name](workers=1) as peer:
+            peer.call(nothing)
+            yield lambda row: peer.call(predict, path, row)
+        return
+    import ray
+
+    with PEERS["ray"]() as peer:
+        peer.call(nothing)
+        actor = ray.remote(Model).remote(path)
+        yield lambda row: ray.get(actor.predict.remote(row))
 
 
 @contextmanager

@@ -16,9 +16,10 @@ from benchmarks.measured import Measured, seconds_of, timed
 from benchmarks.peers import WORKERS
 from benchmarks.work import nothing
 
-__all__ = ["beside_calls", "client_map", "first_result", "reduction", "shuffle"]
+__all__ = ["CLUSTERS", "aggregation", "beside_calls", "client_map", "first_result", "reduction", "shuffle"]
 
-_MAPPED = 5_000
+_MAPPED = 1_500
+_GROUPS = 1_000
 _CALLS = 10_000
 _REPEATS = 3
 _PARTITIONS = 16
@@ -50,7 +51,7 @@ def _local(**options: Any) -> Iterator[Any]:
         yield cluster
 
 
-_CLUSTERS = {"skyward": _skyward, "dask": _local, "dask, TLS": functools.partial(_local, security=True)}
+CLUSTERS = {"skyward": _skyward, "dask": _local, "dask, TLS": functools.partial(_local, security=True)}
 
 
 def _with_client(measure: Callable[[Any], Measured]) -> Callable[[str], Measured]:
@@ -60,7 +61,7 @@ def _with_client(measure: Callable[[Any], Measured]) -> Callable[[str], Measured
     def with_open_client(name: str) -> Measured:
         from distributed import Client
 
-        with _CLUSTERS[name]() as cluster, Client(cluster) as client:
+        with CLUSTERS[name]() as cluster, Client(cluster) as client:
             client.wait_for_workers(WORKERS)
             return measure(client)
 
@@ -75,7 +76,7 @@ def first_result(name: str) -> Measured:
     started = time.perf_counter()
     from distributed import Client
 
-    with _CLUSTERS[name]() as cluster, Client(cluster) as client:
+    with CLUSTERS[name]() as cluster, Client(cluster) as client:
         client.submit(nothing, pure=False).result()
         seconds = time.perf_counter() - started
     return Measured(seconds=(seconds,))
@@ -83,28 +84,36 @@ def first_result(name: str) -> Measured:
 
 @_with_client
 def client_map(client: Any) -> Measured:
-    """5,000 tasks that do nothing, until their results are here."""
+    """1,500 tasks that do nothing, until their results are here."""
 
     def run(tasks: int) -> None:
         client.gather(client.map(nothing, range(tasks), pure=False))
 
     run(200)
-    return timed(lambda: run(_MAPPED), repeats=1)
+    return timed(lambda: run(_MAPPED), repeats=_REPEATS)
 
 
 @_with_client
 def shuffle(client: Any) -> Measured:
     """Rows find the partition that their key belongs to; the rows are in the workers' memory before."""
-    from dask.dataframe import from_map
-
-    rows = int(psutil.virtual_memory().total * _SHUFFLED_SHARE) // _ROW_BYTES
-    frame = client.persist(from_map(_frame, range(_PARTITIONS), rows=rows // _PARTITIONS, meta=_frame(0, rows=1)))
-    _wait(frame)
+    frame, rows = _rows(client)
 
     def run(shift: int) -> None:
         moved = frame.assign(key=frame["key"] + shift).shuffle("key", npartitions=_PARTITIONS)
         lengths = client.compute(moved.map_partitions(len)).result()
-        assert sum(lengths) == rows // _PARTITIONS * _PARTITIONS
+        assert sum(lengths) == rows
+
+    return _repeated(run, megabytes=rows * _ROW_BYTES / 1e6)
+
+
+@_with_client
+def aggregation(client: Any) -> Measured:
+    """Compute the means of 1,000 groups of rows; the rows are in the workers' memory before."""
+    frame, rows = _rows(client)
+
+    def run(shift: int) -> None:
+        means = client.compute(frame.assign(key=(frame["key"] + shift) % _GROUPS).groupby("key").mean()).result()
+        assert means.shape == (_GROUPS, 3)
 
     return _repeated(run, megabytes=rows * _ROW_BYTES / 1e6)
 
@@ -168,6 +177,16 @@ def _frame(number: int, *, rows: int) -> Any:
 
     random = np.random.default_rng(number)
     return pd.DataFrame({"key": random.integers(1_000_000, size=rows), **{name: random.random(rows) for name in "xyz"}})
+
+
+def _rows(client: Any) -> tuple[Any, int]:
+    """Return a data frame, and the number of its rows."""
+    from dask.dataframe import from_map
+
+    rows = int(psutil.virtual_memory().total * _SHUFFLED_SHARE) // _ROW_BYTES // _PARTITIONS
+    frame = client.persist(from_map(_frame, range(_PARTITIONS), rows=rows, meta=_frame(0, rows=1)))
+    _wait(frame)
+    return frame, rows * _PARTITIONS
 
 
 def _array(client: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.measured import Measured, opened, timed
+from benchmarks.measured import Measured, opened, timed_twice
 from benchmarks.peers import WORKERS, Peer
 
 __all__ = ["cross_validation", "forest", "grid_search", "large_search"]
@@ -38,7 +38,7 @@ def cross_validation(peer: Peer) -> Measured:
             cross_val_score(LogisticRegression(max_iter=200), X[:rows] / 16, y[:rows], cv=10, n_jobs=WORKERS)
 
     score(300)  # imports
-    return timed(lambda: score(len(X)), repeats=3)
+    return timed_twice(lambda: score(len(X)), repeats=3)
 
 
 @opened
@@ -72,4 +72,4 @@ def _fitted(peer: Peer, make: Callable[[], Any], X: Any, y: Any) -> Measured:
             make().fit(X[:rows], y[:rows])
 
     fit(300)  # imports
-    return timed(lambda: fit(len(X)), repeats=1)
+    return timed_twice(lambda: fit(len(X)), repeats=1)

@@ -11,7 +11,10 @@ import psutil
 
 __all__ = ["machine", "versions"]
 
-_PACKAGES = ("skyward", "joblib", "distributed", "ray", "ipyparallel", "numpy", "scikit-learn", "paramiko", "asyncssh")
+_PACKAGES = (
+    *("skyward", "joblib", "distributed", "ray", "ipyparallel", "parsl", "hyperqueue"),
+    *("numpy", "scikit-learn", "paramiko", "asyncssh"),
+)
 
 
 def machine() -> dict[str, str]:

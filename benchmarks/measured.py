@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from benchmarks.observe import processor_time
 from benchmarks.peers import PEERS, Peer
 
-__all__ = ["Measured", "opened", "seconds_of", "timed"]
+__all__ = ["Measured", "opened", "seconds_of", "timed", "timed_twice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,18 @@ def opened(measure: Callable[[Peer], Measured]) -> Callable[[str], Measured]:
     return with_open_peer
 
 
-def timed(work: Callable[[], object], *, repeats: int, calls: int = 1) -> Measured:
+def timed(work: Callable[[], object], *, repeats: int, calls: float = 1) -> Measured:
     """Do ``work`` ``repeats`` times; it makes ``calls`` calls each time."""
     return Measured(seconds=tuple(seconds_of(work) / calls for _ in range(repeats)))
+
+
+def timed_twice(work: Callable[[], object], *, repeats: int, calls: float = 1, tasks: int = 1) -> Measured:
+    """Do the same, and measure processor time: a task's in microseconds where ``work`` has many, else in seconds."""
+    with processor_time() as used:
+        measured = timed(work, repeats=repeats, calls=calls)
+    unit, factor = ("us", 1e6) if tasks > 1 else ("s", 1)
+    figures = {f"{who}_cpu_{unit}": seconds / repeats / tasks * factor for who, seconds in used.items()}
+    return Measured(seconds=measured.seconds, figures=figures)
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import cProfile
 import os
+import re
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +17,22 @@ from typing import Any
 
 import psutil
 
-__all__ = ["CELL_VARIABLE", "cell_processes", "longest_gap", "peak_memory", "pss_bytes", "ticking"]
+__all__ = [
+    "CELL_VARIABLE",
+    "cell_processes",
+    "longest_gap",
+    "peak_memory",
+    "processor_time",
+    "pss_bytes",
+    "ticking",
+]
 
 CELL_VARIABLE = "BENCHMARK_CELL"
 """Environment variable that names the cell; whatever the cell starts inherits it."""
 
 _TICK_S = 0.005
 _SAMPLE_S = 0.01
+_IN_C = re.compile(r"<|>|built-in method |method | objects| at 0x\w+")
 
 
 def cell_processes(cell: str, client: int) -> list[psutil.Process]:
@@ -37,6 +50,38 @@ def _descendants(pid: int) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).children(recursive=True)
     return []
+
+
+# --- processor time -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def processor_time() -> Iterator[dict[str, float]]:
+    """Yield seconds that the block used, once it is over: the ``client``'s, and the ``node``'s, all other processes."""
+    used: dict[str, float] = {}
+    client = os.getpid()
+    before = {pid: _processor_seconds(pid) for pid in (*_others(), client)}
+    yield used
+    # The clocks are read first: looking for processes costs the client time.
+    spent = {pid: max(0.0, _processor_seconds(pid) - seconds) for pid, seconds in reversed(before.items())}
+    used["client"] = spent.pop(client)
+    used["node"] = sum(spent.values()) + sum(_processor_seconds(pid) for pid in _others() if pid not in before)
+
+
+def _others() -> list[int]:
+    return [process.pid for process in cell_processes(os.environ[CELL_VARIABLE], os.getpid())]
+
+
+def _processor_seconds(pid: int) -> float:
+    """Return what the process has used so far; 0 if it has ended. psutil's figures have steps of 10 ms."""
+    return _clock_seconds(~pid << 3 | 2)
+
+
+def _clock_seconds(clock: int) -> float:
+    """Return the value of a clock of Linux: of a process, as from ``clock_getcpuclockid``, or of a thread."""
+    with suppress(OSError):
+        return time.clock_gettime(clock)
+    return 0.0
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
@@ -95,6 +140,42 @@ def peak_memory(workers: list[psutil.Process]) -> Iterator[Peak]:
         over.set()
         thread.join()
         peak.look()
+
+
+# --- functions ----------------------------------------------------------------------------------------------------
+
+_profiles: list[cProfile.Profile] = []
+"""One for each thread that is profiled. Python 3.12 and later allow one at a time."""
+
+
+def profile_threads() -> None:
+    """Profile this thread, Skyward's event loops in this process, and all threads that start from now on."""
+    _profile_thread()
+    threading.setprofile(_profile_thread)
+    for thread in threading.enumerate():
+        if loop := getattr(thread, "loop", None):
+            loop.call_soon_threadsafe(_profile_thread)
+
+
+def _profile_thread(*_: object) -> None:
+    profile = cProfile.Profile(time.thread_time)
+    _profiles.append(profile)
+    profile.enable()
+
+
+def profiled_seconds() -> Counter[tuple[str, str]]:
+    """Return the processor time so far by module and function; a function in C has the module of its caller."""
+    names = {getattr(module, "__file__", ""): name for name, module in list(sys.modules.items())}
+    parts: Counter[tuple[str, str]] = Counter()
+    for entry in [entry for profile in _profiles for entry in profile.getstats() if not isinstance(entry.code, str)]:
+        file = entry.code.co_filename
+        module = names.get(file, file.rpartition("/")[2])
+        if module != __name__:
+            parts[module, entry.code.co_qualname] += entry.inlinetime
+            for called in entry.calls or ():
+                if isinstance(called.code, str):
+                    parts[module, _IN_C.sub("", called.code)] += called.inlinetime
+    return parts
 
 
 # --- event loops --------------------------------------------------------------------------------------------------

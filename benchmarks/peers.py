@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tempfile
@@ -30,14 +31,16 @@ class Peer:
         joblib: registers the peer with joblib, and returns what its backend is called.
         broadcast: runs a function of no arguments on every worker, where the peer has such a thing.
         loop: the peer's event loop on the client, where it is written in Python.
+        fewer: where its calls take long, by which factor it makes fewer of them than the others.
     """
 
     call: Callable[..., Any]
     gather: Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Sequence[Any]]
     share: Callable[[Any], Any] = _itself
-    joblib: Callable[[], str]
+    joblib: Callable[[], str] | None = None
     broadcast: Callable[[Callable[[], Any]], Sequence[Any]] | None = None
     loop: Any = None
+    fewer: int = 1
 
 
 @contextmanager
@@ -149,6 +152,46 @@ def ipyparallel() -> Iterator[Peer]:
         yield Peer(call=view.apply_sync, gather=gather, joblib=register)
 
 
+@contextmanager
+def parsl() -> Iterator[Peer]:
+    import parsl as _parsl
+    from parsl.config import Config
+    from parsl.executors import HighThroughputExecutor
+    from parsl.providers import LocalProvider
+
+    app = _memoized(_parsl.python_app)
+
+    def gather(fn: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+        return [future.result() for future in [app(fn)(*each) for each in arguments]]
+
+    executor = HighThroughputExecutor(
+        max_workers_per_node=WORKERS, provider=LocalProvider(init_blocks=1, max_blocks=1), address="127.0.0.1"
+    )
+    with _parsl.load(Config(executors=[executor], run_dir=os.path.join(tempfile.gettempdir(), "parsl"))):
+        yield Peer(call=lambda fn, *args: app(fn)(*args).result(), gather=gather)
+
+
+@contextmanager
+def hyperqueue(*, programs: bool = False) -> Iterator[Peer]:
+    """Its tasks are programs that return nothing; a function's is an interpreter that calls it."""
+    from hyperqueue import Job, LocalCluster
+    from hyperqueue.cluster import WorkerConfig
+
+    def gather(fn: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+        job = Job(default_workdir=tempfile.gettempdir())
+        for each in arguments:
+            if programs:
+                job.program(["/bin/true"], stdout=None, stderr=None)
+            else:
+                job.function(fn, args=each, stdout=None, stderr=None)
+        client.wait_for_jobs([client.submit(job)])
+        return []
+
+    with LocalCluster(os.path.join(tempfile.gettempdir(), "hq"), WorkerConfig(cores=WORKERS)) as cluster:
+        client = cluster.client()
+        yield Peer(call=lambda fn, *args: gather(fn, [args]), gather=gather, fewer=20 if programs else 100)
+
+
 def _memoized(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Decorate a function once, as one would at its definition."""
     made: dict[Any, Any] = {}
@@ -164,5 +207,8 @@ PEERS: dict[str, Callable[[], AbstractContextManager[Peer]]] = {
     "dask": dask,
     "ray": ray,
     "ipyparallel": ipyparallel,
+    "parsl": parsl,
+    "hyperqueue": hyperqueue,
+    "hyperqueue, programs": functools.partial(hyperqueue, programs=True),
 }
 """Every peer's name, and how it is opened. Its library is imported then, not before."""

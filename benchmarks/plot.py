@@ -46,5 +46,6 @@ def _bars(results: Sequence[Result], rows: Mapping[str, Row]) -> Iterator[_Bar]:
     for key, row in rows.items():
         for verdict in verdicts(results, key, row):
             if isinstance(goal := verdict.goal, Goal) and verdict.value is not None:
-                label = f"{row.title.replace('`', '')} · {goal.peer}"
+                by = "" if goal.by == "the clock" else f", {goal.by}"
+                label = f"{row.title.replace('`', '')} · {goal.peer}{by}"
                 yield _Bar(label=label, reached=verdict.value, wanted=goal.at_least, met=verdict.met)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -13,8 +14,13 @@ __all__ = ["Circumstances", "duration", "page", "table", "tables", "three_digits
 
 _HOW = """\
 `make bench` measures the costs of Skyward on one machine, next to other libraries that run Python calls in processes:
-loky (joblib's own executor), Dask's `LocalCluster`, Ray and ipyparallel. Each has two workers and is
-used as in its documentation.
+loky (joblib's own executor), Dask's `LocalCluster`, Ray, ipyparallel, Parsl's `HighThroughputExecutor` and HyperQueue's
+`LocalCluster`. Each has two workers and is used as in its documentation. HyperQueue runs programs: a function is an
+interpreter that calls it and returns nothing, and its client asks once a second whether a job is done. It therefore
+makes a hundredth of the calls, or a twentieth of `/bin/true` as *hyperqueue, programs*, and a `gather` counts as many
+times. It and Parsl take part in one round only. TaPS, the Task Performance Suite, is not among the rows: the package
+index has another project of that name.
+[Where the time goes](where-the-time-goes.md) shows the rows under a profiler.
 This page is the output of the last whole run. In the rows of `SkywardCluster` all peers do Dask's work: *skyward* is a
 `SkywardCluster` on one node, *dask* a `LocalCluster` as it comes, *dask, TLS* one that encrypts as a pool always does.
 
@@ -42,15 +48,9 @@ _NOTES = """\
 - *round_trips*: a call's time in round trips of the line, which are measured with a byte and its echo on the same line.
   TCP's slow start is not imitated.
 - *sent*: what went up the line while the array did, SSH's own share included. On `SSHCluster` it is scattered first.
+- *least_us*: the quickest block of a hundred calls. *client_cpu* and *node_cpu*: processor time, of a call in µs or of
+  one run in s; the node's is that of all processes but the client. Goals by processor time add both.
 - *dispatch* is a simulation of 100,000 short calls in one process, without workers.
-"""
-
-_MISSED = """\
-## Missed targets, with causes
-
-- *The forest, and the search over 200 MB.* Every batch of trees, and every fold's slices, crosses TLS and is pickled
-  once more than on loky, on processors that the workers need. More cores than workers hide it; here there are two.
-- *The idle node.* A supervisor and two workers look after each other a few times a second.
 """
 
 _AGAIN = """\
@@ -70,24 +70,28 @@ class Circumstances:
     versions: Mapping[str, str]
 
 
-def page(results: Sequence[Result], rows: Mapping[str, Row], where: Circumstances) -> str:
-    """Return the whole page, as Markdown."""
+def page(results: Sequence[Result], rows: Mapping[str, Row], where: Circumstances, notes: str) -> str:
+    """Return the whole page, as Markdown; ``notes`` has the causes of missed goals by row, and what is always there."""
     machine = table(["machine", ""], [[name, value] for name, value in where.machine.items()])
     versions = table(["package", "version"], [[name, value] for name, value in where.versions.items()])
+    _, *sections = re.split(r"^# (.+)$", "\n" + notes, flags=re.MULTILINE)
+    notes_by_row = dict(zip(sections[::2], sections[1::2], strict=True))
     parts = [
         "# Benchmarks",
         _HOW.strip(),
         "![How many times as fast as its peers Skyward is, and the goals](benchmarks.svg)",
         tables(results, rows),
         _NOTES.strip(),
-        _MISSED.strip(),
+        "## Missed targets, with causes",
+        _missed(results, rows, notes_by_row),
         "## Where",
         machine,
         versions,
         "## Again",
         _AGAIN.strip(),
+        notes_by_row.get("always", "").strip(),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def tables(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
@@ -115,14 +119,28 @@ def _goals(results: Sequence[Result], rows: Mapping[str, Row]) -> str:
     return table(["work", "measure", "reached", "goal", ""], _without_repeats(lines))
 
 
-def _goal(verdict: Verdict) -> list[str]:
+def _missed(results: Sequence[Result], rows: Mapping[str, Row], notes: Mapping[str, str]) -> str:
+    """Return a list of the rows that miss a goal: by how much, and what is known about it."""
+    lines: list[str] = []
+    for key, row in rows.items():
+        missed = [(*_goal(verdict), verdict.outcome) for verdict in verdicts(results, key, row) if not verdict.met]
+        goals = [
+            f"{measure}: {reached or 'none'} ({wanted}, {outcome})" for measure, reached, wanted, outcome in missed
+        ]
+        note = " ".join(notes.get(key, "Not looked into yet.").split())
+        lines += [f"- *{row.title}*: {'; '.join(goals)}. {note}"] if missed else []
+    return "\n".join(lines) or "None."
+
+
+def _goal(verdict: Verdict) -> tuple[str, str, str]:
     """Return the table of goals: measure, result, target."""
     match verdict.goal:
-        case Goal(peer=peer, at_least=bound):
-            measure, wanted = f"times as fast as {peer}", f"≥ {three_digits(bound)}"
+        case Goal(peer=peer, at_least=bound, by=by):
+            measure = f"times as fast as {peer}" if by == "the clock" else f"processor time of {peer} ÷ ours"
+            wanted = f"≥ {three_digits(bound)}"
         case Limit(text=measure, at_most=bound):
             wanted = f"≤ {three_digits(bound)}"
-    return [measure, "" if verdict.value is None else three_digits(verdict.value), wanted]
+    return measure, "" if verdict.value is None else three_digits(verdict.value), wanted
 
 
 def _times(results: Sequence[Result], rows: Mapping[str, Row]) -> str:

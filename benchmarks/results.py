@@ -61,14 +61,21 @@ def errors(results: Iterable[Result], row: str, peer: str) -> str:
     return "; ".join(dict.fromkeys(result.error for result in _of(results, row, peer) if result.error))
 
 
-def times_as_fast(results: Iterable[Result], row: str, peer: str) -> float | None:
+def times_as_fast(results: Iterable[Result], row: str, peer: str, *, by: str = "the clock") -> float | None:
     """Return the median, over the rounds, of the peer's median time divided by ours in the same round."""
     times: dict[int, dict[str, float]] = {}
     for result in results:
-        if result.row == row and result.measured and result.measured.seconds:
-            times.setdefault(result.round, {})[result.peer] = median(result.measured.seconds)
+        if result.row == row and result.measured and (cost := _cost(result.measured, by)):
+            times.setdefault(result.round, {})[result.peer] = cost
     ratios = [both[peer] / both[OURS] for both in times.values() if peer in both and OURS in both]
     return median(ratios) if ratios else None
+
+
+def _cost(measured: Measured, by: str) -> float:
+    """The median time, or the processor time of all processes; 0 if it was not measured."""
+    if by == "processor time":
+        return sum(value for name, value in measured.figures.items() if "_cpu_" in name)
+    return median(measured.seconds or [0])
 
 
 def verdicts(results: Sequence[Result], key: str, row: Row) -> list[Verdict]:
@@ -78,8 +85,8 @@ def verdicts(results: Sequence[Result], key: str, row: Row) -> list[Verdict]:
 
 def _verdict(results: Sequence[Result], key: str, goal: Goal | Limit) -> Verdict:
     match goal:
-        case Goal(peer=peer, at_least=bound):
-            value = times_as_fast(results, key, peer)
+        case Goal(peer=peer, at_least=bound, by=by):
+            value = times_as_fast(results, key, peer, by=by)
             missing = bound / value if value else 0
             failed = errors(results, key, OURS) or errors(results, key, peer)
         case Limit(figure=figure, at_most=bound):

@@ -18,13 +18,13 @@ import psutil
 from benchmarks.measured import Measured
 from benchmarks.observe import CELL_VARIABLE, cell_processes
 from benchmarks.results import Result
-from benchmarks.rows import Row
+from benchmarks.rows import ONCE, Row
 
-__all__ = ["run_rows"]
+__all__ = ["ONE_THREAD", "ROOT", "run_rows"]
 
 ROOT = Path(__file__).parents[1]
 
-_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}
 _GRACE_S = 10
 
 
@@ -34,7 +34,7 @@ def run_rows(rows: Mapping[str, Row], *, quick: bool) -> Iterator[Result]:
         failed: set[str] = set()
         for number in range(1 if quick else row.rounds):
             for peer in row.peers:
-                if peer not in failed:
+                if peer not in failed and (number == 0 or peer not in ONCE):
                     result = _run_cell(key, row, peer, number)
                     failed |= {peer} if result.error else set()
                     yield result
@@ -71,13 +71,14 @@ def _environment(name: str, folder: str) -> dict[str, str]:
     own = {
         CELL_VARIABLE: name,
         "TMPDIR": folder,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # as an activated environment has it
         "IPYTHONDIR": f"{folder}/ipython",
         "XDG_STATE_HOME": f"{folder}/state",
         "PYTHONPATH": str(ROOT),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    return os.environ | _ONE_THREAD | own
+    return os.environ | ONE_THREAD | own
 
 
 def _end(client: subprocess.Popen[bytes], name: str) -> None:

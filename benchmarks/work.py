@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -37,3 +38,24 @@ def random_bytes(size: int) -> Any:
 def touch_bytes(array: Any) -> int:
     """Read a byte of every page."""
     return int(array[::4096].sum(dtype=int))
+
+
+class Model:
+    """A large model, read from a file of its weights; it predicts from one row of them."""
+
+    def __init__(self, path: str) -> None:
+        import numpy as np
+
+        self._weights = np.load(path)
+
+    def predict(self, row: int) -> float:
+        """Return the sum of a row."""
+        return float(self._weights[row].sum())
+
+
+_kept_model = functools.cache(Model)
+
+
+def predict(path: str, row: int) -> float:
+    """Predict with the model that this worker keeps."""
+    return _kept_model(path).predict(row)

@@ -70,12 +70,25 @@ def test_the_page_names_every_peer_and_says_which_is_absent() -> None:
     where = Circumstances(machine={"cores": "2"}, versions={"joblib": "1.6"})
     results = [result("skyward", 0.002), result("loky", error="absent: No module named 'loky'")]
 
-    text = page(results, {"row": row(Goal(peer="loky", at_least=2))}, where)
+    notes = "# row\n\nTried in vain.\n\n# always\n\n## By hand\n"
+
+    text = page(results, {"row": row(Goal(peer="loky", at_least=2))}, where, notes)
 
     assert "| work | skyward | loky |" in text
     assert "| work | **2 ms** (2 ms to 2 ms) | absent: No module named 'loky' |" in text
     assert "| work | times as fast as loky |  | ≥ 2 | absent: No module named 'loky' |" in text
     assert "| cores | 2 |" in text
+    assert "- *work*: times as fast as loky: none (≥ 2, absent: No module named 'loky'). Tried in vain." in text
+    assert text.endswith("\n## By hand\n")
+
+
+def test_a_goal_by_processor_time_adds_the_client_and_the_node() -> None:
+    results = [
+        result("skyward", 9.0, client_cpu_us=1, node_cpu_us=1),
+        result("loky", 1.0, client_cpu_us=2, node_cpu_us=4),
+    ]
+
+    assert times_as_fast(results, "row", "loky", by="processor time") == 3
 
 
 @pytest.mark.parametrize(
