@@ -15,8 +15,8 @@ from skyward.errors import UnreachableError
 
 T = TypeVar("T")
 
-PROMPT_S: Final = 0.001
-"""After a reply within this time, busy-wait for the next one."""
+PROMPT_S: Final = 0.00025
+"""After a reply within this time, busy-wait for the next one; slower ones come from a busy machine."""
 EAGER_S: Final = 0.0005
 """Length of a busy-wait. A processor that slept needs 20 to 40 µs to wake, and its caches are cold (decision 007)."""
 
