@@ -94,7 +94,7 @@ ROWS: dict[str, Row] = {
         peers=("skyward", "loky", "dask", "ray", "parsl", "hyperqueue", "hyperqueue, programs"),
         goals=(
             *(Goal(peer="dask", at_least=50), Goal(peer="ray", at_least=12), Goal(peer="loky", at_least=3)),
-            *_processor_time(client_us=10, node_us=8),
+            *_processor_time(client_us=8, node_us=10),
         ),
         timeout_s=120,
     ),
