@@ -71,7 +71,7 @@ class Circumstances:
 
 
 def page(results: Sequence[Result], rows: Mapping[str, Row], where: Circumstances, notes: str) -> str:
-    """Return the whole page, as Markdown; ``notes`` has the causes of missed goals by row, and what is always there."""
+    """Return the whole page, as Markdown; ``notes`` has the causes of missed goals, by row."""
     machine = table(["machine", ""], [[name, value] for name, value in where.machine.items()])
     versions = table(["package", "version"], [[name, value] for name, value in where.versions.items()])
     _, *sections = re.split(r"^# (.+)$", "\n" + notes, flags=re.MULTILINE)
@@ -89,7 +89,6 @@ def page(results: Sequence[Result], rows: Mapping[str, Row], where: Circumstance
         versions,
         "## Again",
         _AGAIN.strip(),
-        notes_by_row.get("always", "").strip(),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

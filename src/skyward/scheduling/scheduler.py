@@ -25,7 +25,7 @@ from typing import Any, assert_never, cast
 from skyward import events as ev
 from skyward.base.exits import uninterrupted
 from skyward.base.loop import LoopThread
-from skyward.base.waiting import EAGER_S, PROMPT_S, SYSTEM_CLOCK, wait_until
+from skyward.base.waiting import EAGER_S, SYSTEM_CLOCK, BusyWaits, wait_until
 from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events.bus import Courier, EventBus
 from skyward.events.log_files import handle_record
@@ -152,7 +152,7 @@ class Scheduler:
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy_since = 0.0
-        self._eager = False
+        self._busy_waits = BusyWaits()
         self._ticking: asyncio.TimerHandle | None = None
         # Workers: those that had a process before, whose next one is a replacement; nodes that leave, to come back.
         self._known: set[WorkerId] = set()
@@ -314,13 +314,13 @@ class Scheduler:
         self._perform(self._dispatch.submit(calls, now))
         # Waking an idle core takes 20 to 40 µs, and cold caches cost more: staying awake took a round trip of one call
         # after the other from 610 to 400 µs, and left gather as it was (decision 007).
-        if self._eager and alone:
+        if self._busy_waits.due and alone:
             self._stay_awake()
         if self._ticking is None and unfinished:
             self._ticking = self._loop.call_later(_REBALANCE_S, self._tick)
 
     def _stay_awake(self) -> None:
-        """Keep the loop from sleeping for ``EAGER_S``, because the last call was answered within ``PROMPT_S``."""
+        """Keep the loop from sleeping for ``EAGER_S``, because the last calls were answered soon."""
         if self.calls.unfinished and self._loop.time() < self._busy_since + EAGER_S:
             self._loop.call_soon(self._stay_awake)
 
@@ -762,7 +762,8 @@ class Scheduler:
         if finished:  # together: dispatch assigns once for a message, not once for each of its calls
             now = self._loop.time()
             self._perform(self._dispatch.finished(finished, now))
-            self._eager = not self.calls.unfinished and now < self._busy_since + PROMPT_S
+            if not self.calls.unfinished:
+                self._busy_waits.replied(now - self._busy_since)
         if foreign is not None:
             # The link goes, because items already on their way must not count either.
             reason = f"{link} answered for call {foreign}, which it does not have: it gets no more calls"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from skyward.base.waiting import SYSTEM_CLOCK, NotYet, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, BusyWaits, NotYet, wait_until
 from skyward.errors import UnreachableError
 from support.clock import FakeClock
 
@@ -128,3 +128,24 @@ def test_elapsed_time_is_that_of_a_clock_that_runs_while_the_machine_is_suspende
     before, told, after = time.clock_gettime(clock), SYSTEM_CLOCK.elapsed(), time.clock_gettime(clock)
 
     assert before <= told <= after
+
+
+@pytest.mark.parametrize(
+    ("replies_us", "due"),
+    [
+        ([], False),
+        ([900], True),  # soon enough for a try
+        ([2_000], False),
+        ([900, 150, 150], True),
+        ([900, 600], False),  # in vain: the next wait is not busy
+        ([900, 600, 600], True),
+        ([900, 600, 600, 600, 600, 600], False),  # again: the next three are not
+        ([900, 600, 600, 600, 600, 600, 600], True),
+        ([900, 600, 600, 200, 600, 600], True),  # one that paid: back to one
+    ],
+)
+def test_a_busy_wait_in_vain_is_followed_by_ever_more_waits_that_are_not_busy(replies_us, due):
+    waits = BusyWaits()
+    for reply_us in replies_us:
+        waits.replied(reply_us / 1e6)
+    assert waits.due is due

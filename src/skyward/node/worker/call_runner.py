@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 import psutil
 
 from skyward.base.platform import keep_freed_memory, return_freed_memory
-from skyward.base.waiting import PROMPT_S
+from skyward.base.waiting import BusyWaits
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback
@@ -221,7 +222,7 @@ class CallRunner:
         self._clients = self._client = 0
         self._thread = 0
         self._waiting = False
-        self._eager = False
+        self._busy_waits = BusyWaits()
         self._keeps_memory = False
         self._closed = False
 
@@ -317,12 +318,12 @@ class CallRunner:
             self._waiting = True
             limit_s = _PAUSE_S if self._queue or self._blobs.holds_any else _IDLE_S if self._keeps_memory else None
         began = time.perf_counter()
-        self._outlet.wait(limit_s, eager=self._eager)
+        self._outlet.wait(limit_s, eager=self._busy_waits.due)
         self._waiting = False
         self._output.collect()  # written between calls: it belongs to none
         # One short call after the other: busy-waiting took a round trip from 610 to 400 µs (docs/decisions/007).
         waited_s = time.perf_counter() - began
-        self._eager = len(self._queue) == 1 and waited_s < PROMPT_S
+        self._busy_waits.replied(waited_s if len(self._queue) == 1 else math.inf)
         if not self._queue:
             self._blobs.let_go()
             if self._keeps_memory and waited_s >= _IDLE_S:
