@@ -452,6 +452,8 @@ def compute(
 ) -> Any:
     """Make a function lazy: calling it gives a :class:`PendingCompute`. Used bare or with options.
 
+    In a class, write it above ``@classmethod``: below, ``local`` misses the class from Python 3.13 on.
+
     Args:
         fn: the function.
         retries: maximum number of further runs of a call, after the loss of its worker or one of ``retry``.

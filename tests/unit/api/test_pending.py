@@ -466,8 +466,9 @@ class Deeper(Trainer):
 @pytest.mark.parametrize("name", ["fit", "outside", "inside", "still", "quiet"])
 def test_methods_of_every_kind_run_here_there_and_by_submission(name):
     for method in [getattr(Trainer(), name), *([getattr(Trainer, name)] if name != "fit" else [])]:
-        assert method.local(2) == 42
-        assert method.local(x=2) == 42
+        if name != "inside" or sys.version_info < (3, 13):  # a classmethod binds no descriptor since then
+            assert method.local(2) == 42
+            assert method.local(x=2) == 42
         assert done(method(2)) == 42
         assert invocation_of(method, (2,), {}).args[-1] == 2
         assert done(through_wire(method)(2)) == 42

@@ -15,6 +15,7 @@ import pkgutil
 import re
 import select
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -100,7 +101,9 @@ def become_windows() -> None:
     for module, names in CALLS.items():
         for name in [name for name in vars(module) if re.fullmatch(names, name)]:
             delattr(module, name)
-    importlib.reload(selectors)  # it has chosen epoll
+    os.supports_dir_fd.clear()
+    for module in (selectors, shutil):  # they have chosen epoll and directories' descriptors
+        importlib.reload(module)
     signal.SIGBREAK = signal.SIGTERM  # type: ignore[attr-defined]
     sys.platform = "win32"
 

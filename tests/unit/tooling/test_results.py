@@ -70,7 +70,7 @@ def test_the_page_names_every_peer_and_says_which_is_absent() -> None:
     where = Circumstances(machine={"cores": "2"}, versions={"joblib": "1.6"})
     results = [result("skyward", 0.002), result("loky", error="absent: No module named 'loky'")]
 
-    notes = "# row\n\nTried in vain.\n\n# always\n\n## By hand\n"
+    notes = "# row\n\nTried in vain.\n"
 
     text = page(results, {"row": row(Goal(peer="loky", at_least=2))}, where, notes)
 
@@ -79,7 +79,6 @@ def test_the_page_names_every_peer_and_says_which_is_absent() -> None:
     assert "| work | times as fast as loky |  | ≥ 2 | absent: No module named 'loky' |" in text
     assert "| cores | 2 |" in text
     assert "- *work*: times as fast as loky: none (≥ 2, absent: No module named 'loky'). Tried in vain." in text
-    assert text.endswith("\n## By hand\n")
 
 
 def test_a_goal_by_processor_time_adds_the_client_and_the_node() -> None:
