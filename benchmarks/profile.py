@@ -28,7 +28,7 @@ _PAGE = """\
 
 Processor time of the client and of the workers in the rows of [benchmarks](benchmarks.md), by module: cProfile in every
 thread, by the thread's own clock, so that what waits costs nothing. Functions in C count with the module that calls
-them. Profiling makes small functions dearer, so the *share* is what to look at. *Time* is that share of the processor
+them. Profiling slows small functions most, so the *share* is what to look at. *Time* is that share of the processor
 time of a call, or of a run of the work, measured without a profile just before; the node's has its other processes in
 it. Rows without a time are profiled from the opened pool on, imports of the workers included. Where the row is about
 opening a pool, only the client is profiled, from the beginning. The rows over SSH are not here.

@@ -342,6 +342,7 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         """Reset the state of a call; joblib calls this after every one."""
         self.reset_batch_stats()
         self._batch_size = 1
+        self._runner = None, run_batch  # it holds what the function's closure does
 
     def get_nested_backend(self) -> tuple[ParallelBackendBase, int | None]:
         """Return the backend for a ``Parallel`` inside a batch: loky, inside that threads, inside that nothing.
@@ -355,9 +356,11 @@ class SkywardBackend(AutoBatchingMixin, ParallelBackendBase):
         function = functions[0]
         if type(function) is not FunctionType or functions.count(function) != len(functions):
             return None
-        if self._runner[0] is not function:
-            self._runner = function, batch_runner(function)
-        return self._runner[1]
+        last, runner = self._runner
+        if last is not function:
+            runner = batch_runner(function)
+            self._runner = function, runner
+        return runner
 
     def _find_pool(self) -> TaskSubmitter:
         if self._pool is not None:

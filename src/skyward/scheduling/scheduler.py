@@ -373,7 +373,8 @@ class Scheduler:
         others = [other for other in call.gang.calls if self.calls.unfinished.get(other.id) is other]
         actions = self._dispatch.cancel([other.id for other in others], kill=True)
         for other in others:
-            self.calls.complete(other, raw)  # before they are ended, or each would fail with its own end as the cause
+            # Before they are ended, or each would fail with its own end as the cause. Its batch names a call in its outcome.
+            self.calls.complete(other, replace(raw))
         self._perform(actions)
 
     def _held(self, calls: Iterable[LiveCall]) -> Iterator[tuple[WorkerLink, LiveCall]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -203,7 +204,10 @@ def test_a_failed_rank_ends_the_others_with_its_own_error(pool: sky.ComputePool)
     before = pid() @ pool
     with pytest.raises(ValueError, match="rank 1 has had enough") as caught:
         soon(lambda: fail_on(1) @ pool)
-    assert "node 0, worker 1" in "".join(caught.value.__notes__)
+    notes = "".join(caught.value.__notes__)
+    assert "node 0, worker 1" in notes
+    number, index = re.findall(r"#(\d+), index (\d) of 4 calls", notes)[0]
+    assert (int(number) - 1) % WORLD == int(index) == 1
     assert soon(lambda: inside() @ pool) == EXPECTED
     assert not set(before) & set(pid() @ pool), "a process of the failed gang was used again"
 
