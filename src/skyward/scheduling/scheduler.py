@@ -373,7 +373,7 @@ class Scheduler:
         others = [other for other in call.gang.calls if self.calls.unfinished.get(other.id) is other]
         actions = self._dispatch.cancel([other.id for other in others], kill=True)
         for other in others:
-            # Before they are ended, or each would fail with its own end as the cause. Its batch names a call in its outcome.
+            # Before they are ended, or each would fail with its own end as the cause. Each outcome gets a name.
             self.calls.complete(other, replace(raw))
         self._perform(actions)
 
