@@ -18,7 +18,7 @@ T = TypeVar("T")
 EAGER_S: Final = 0.0005
 """Length of a busy-wait. A processor that slept needs 20 to 40 µs to wake, and its caches are cold (decision 007)."""
 _PROMPT_S = 0.001
-_WELL_SPENT_S = 0.0003
+_WELL_SPENT_S = 0.0004
 _MOST_WITHOUT = 255
 
 _GROWTH = 1.5
