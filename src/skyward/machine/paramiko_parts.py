@@ -301,8 +301,9 @@ class LiveSocket:
         on_close: called once, after the socket is closed.
 
     Attributes:
-        on_idle: requests an answer; called in the reading thread after each silent third of ``silence_s``. None means
-            that silence is allowed.
+        on_idle: requests an answer, or returns False if that would wait for the peer; called in the reading thread
+            after each silent third of ``silence_s``, and each tick after the first one until it has requested an
+            answer. None means that silence is allowed.
         reason: the reason for which this side gave the connection up; empty if it did not.
     """
 
@@ -316,7 +317,7 @@ class LiveSocket:
     ) -> None:
         _tune(sock, silence_s / _TICKS)
         self._silence_s = silence_s
-        self.on_idle: Callable[[], None] | None = None
+        self.on_idle: Callable[[], bool] | None = None
         self.reason = ""
         self._socket = sock
         self._gate = gate or threading.Lock()
@@ -324,6 +325,8 @@ class LiveSocket:
         self._on_close = on_close
         self._closed = False  # paramiko reads this attribute of its sockets: see test_paramiko_internals.py
         self._silent_ticks = 0
+        self._asked_at: int | None = None
+        """Silent tick of the first request for an answer."""
         # paramiko reads a few bytes at a time; one system call fetches many packets.
         self._buffer = memoryview(allocate_memory(_SOCKET_READ_BYTES))
         self._unread = self._buffer[:0]
@@ -432,7 +435,7 @@ class LiveSocket:
         except BlockingIOError:
             self._stay_silent()
             raise TimeoutError from None
-        self._silent_ticks = 0
+        self._silent_ticks, self._asked_at = 0, None
         if received < _SMALL_BYTES:
             self._acknowledge_at_once()
         return received
@@ -449,10 +452,12 @@ class LiveSocket:
             return
         # Ticks, not a clock: after the process was stopped, or its machine asleep, the peer has not been silent.
         self._silent_ticks += 1
-        if self._silent_ticks >= _TICKS:
-            self._give_up("did not answer")
-        if self._silent_ticks % _IDLE_TICKS == 0:
-            self.on_idle()
+        asked_at = self._asked_at
+        if self._silent_ticks >= (_TICKS if asked_at is None else asked_at + _TICKS - _IDLE_TICKS):
+            self._give_up("accepted nothing" if asked_at is None else "did not answer")
+        due = self._silent_ticks % _IDLE_TICKS == 0 if asked_at is not None else self._silent_ticks >= _IDLE_TICKS
+        if due and self.on_idle() and asked_at is None:
+            self._asked_at = self._silent_ticks
 
     def _give_up(self, what: str) -> None:
         self.abort(f"the peer {what} for {self._silence_s:g} s")

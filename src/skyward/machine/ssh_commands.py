@@ -14,7 +14,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -216,7 +216,6 @@ class CommandExchange:
     def __init__(self, connection: SSHConnection, channel: Channel, token: bytes) -> None:
         self._connection = connection
         self._channel = channel
-        self._gate = connection.gate
         self._token = token
         self._outputs = (Output(token), Output(token))
         self._taken_bytes = [0, 0]
@@ -236,15 +235,20 @@ class CommandExchange:
             status, lost = await self._wait_for_end()
         finally:
             sending.cancel()
-            with self._gate:
-                # Ends the watcher, which would kill the command's daemons, too, when the channel closes.
-                with suppress(Exception):
-                    if status is not None:
-                        self._channel.send(b"\n" + self._token + b"\n")
-                with suppress(Exception):
-                    self._channel.close()
+            end = partial(self._end, status)
+            ending = None if self._connection.act(end) else self._connection.spawn(self._connection.act_later(end))
+        if ending is not None:
+            await asyncio.wait([ending])
         out, errors = self._outputs
         return CommandExit(status=status, lost=lost, stdout=out.content, stderr=errors.content)
+
+    def _end(self, status: int | None) -> None:
+        with suppress(Exception):
+            if status is not None:
+                # Ends the watcher, which would kill the command's daemons, too, when the channel closes.
+                self._channel.send(b"\n" + self._token + b"\n")
+        with suppress(Exception):
+            self._channel.close()
 
     def _arrive(self, stream: int, data: bytes) -> None:
         """Take output, in paramiko's thread."""
@@ -259,7 +263,7 @@ class CommandExchange:
         out, errors = self._outputs
         while True:
             try:
-                self._acknowledge()
+                await self._acknowledge()
             except Exception as error:  # after any exception the channel is of no further use
                 log.debug("a command's channel broke off: %s", error)
                 return None, True
@@ -271,23 +275,25 @@ class CommandExchange:
             await self._news.wait()
             self._news.clear()
 
-    def _acknowledge(self) -> None:
+    async def _acknowledge(self) -> None:
         receivers = (self._channel.recv, self._channel.recv_stderr)
         for stream, (buffer, receive) in enumerate(zip(self._buffers, receivers, strict=True)):
             buffer.drain()
             if self._taken_bytes[stream] >= ACKNOWLEDGE_BYTES:
                 taken_bytes = self._taken_bytes[stream]
                 self._taken_bytes[stream] -= taken_bytes
-                with self._gate:
-                    receive(taken_bytes)
+                await self._act(partial(receive, taken_bytes))
+
+    async def _act(self, action: Callable[[], object]) -> None:
+        if not self._connection.act(action):
+            await self._connection.act_later(action)
 
     async def _send(self, parts: Sequence[bytes | memoryview], *, end_input: bool) -> None:
         try:
             for part in parts:
                 await send_all(self._connection, self._channel, memoryview(part).cast("B"))
             if end_input:
-                with self._gate:
-                    self._channel.shutdown_write()
+                await self._act(self._channel.shutdown_write)
         except Exception as error:  # the end of the channel is handled where its output is read
             log.debug("a command's input was refused: %s", error)
 

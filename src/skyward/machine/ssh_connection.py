@@ -71,13 +71,14 @@ def send_some(connection: SSHConnection, channel: Channel, data: memoryview) -> 
         Exception: nothing can be sent any more; paramiko's own exceptions.
     """
     for _ in range(_CHUNKS_IN_TURN):
-        if not data or not connection.may_send:
+        if not data or not connection.may_send or not connection.gate.acquire(blocking=False):
             break
         try:
-            with connection.gate:
-                sent = channel.send(cast("bytes", data[:_CHUNK_BYTES]))  # paramiko takes any buffer
+            sent = channel.send(cast("bytes", data[:_CHUNK_BYTES]))  # paramiko takes any buffer
         except TimeoutError:
             break
+        finally:
+            connection.gate.release()
         if not sent:
             raise EOFError("the channel is closed")
         data = data[sent:]
@@ -93,8 +94,13 @@ async def send_all(connection: SSHConnection, channel: Channel, data: memoryview
         rest = send_some(connection, channel, data)
         # paramiko gives no signal for an open window. Poll at 1 ms to 32 ms: a closed one must not cost a whole
         # processor.
-        pause_s = 0.0 if len(rest) < len(data) else min(max(2 * pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+        pause_s = 0.0 if len(rest) < len(data) else _after(pause_s)
         data = rest
+
+
+def _after(pause_s: float) -> float:
+    """Return the pause that follows one in vain."""
+    return min(max(2 * pause_s, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
 class Tunnel(asyncio.Protocol):
@@ -112,7 +118,6 @@ class Tunnel(asyncio.Protocol):
     def __init__(self, connection: SSHConnection, sock: socket.socket, channel: Channel) -> None:
         channel.settimeout(0)
         self._connection = connection
-        self._gate = connection.gate
         self._socket = sock
         self._channel = channel
         self._lock = threading.Lock()
@@ -244,11 +249,21 @@ class Tunnel(asyncio.Protocol):
 
     def _use(self, action: Callable[[], object]) -> None:
         try:
-            with self._gate:
-                action()
-        except Exception as error:  # after any exception the channel is of no further use
-            log.debug("a channel broke off: %s", error)
-            self.reset()
+            if not self._connection.act(action):
+                self._connection.spawn(self._use_later(action))
+        except Exception as error:
+            self._break_off(error)
+
+    async def _use_later(self, action: Callable[[], object]) -> None:
+        try:
+            await self._connection.act_later(action)
+        except Exception as error:
+            self._break_off(error)
+
+    def _break_off(self, error: Exception) -> None:
+        """Reset: after any exception the channel is of no further use."""
+        log.debug("a channel broke off: %s", error)
+        self.reset()
 
 
 def reset_on_close(sock: socket.socket) -> None:
@@ -271,7 +286,8 @@ class SSHConnection:
         target: the machine, at its present address.
         loop: the event loop of all connections.
         gate: lock, held to send on a channel, and by paramiko's thread while it answers that a channel was closed.
-            The server ends the whole connection when bytes for a channel follow that answer.
+            The server ends the whole connection when bytes for a channel follow that answer. The loop does not wait for
+            it: whoever holds it may be waiting for the machine.
         commands: limit on the commands that run at a time; to be held, in the loop, for each.
         tunnels: open forwarded connections.
     """
@@ -309,7 +325,12 @@ class SSHConnection:
     def may_send(self) -> bool:
         """False while whoever sends would wait for the machine."""
         session = self._session
-        return session is None or session.may_send
+        return session is None or not session.alive or session.may_send
+
+    @property
+    def runs(self) -> bool:
+        """False once the loop has ended, by the end of its last connection or because its descriptors were closed."""
+        return self._loop_thread.runs
 
     @property
     def last_error(self) -> str:
@@ -329,7 +350,7 @@ class SSHConnection:
         The future fails with UnreachableError if the connection is closed first.
         """
         with self._lock:
-            if not self._closing:
+            if not self._closing and self.runs:
                 return asyncio.run_coroutine_threadsafe(self._run_until_closed(work), self.loop)
         closed: Future[T] = Future()
         closed.set_exception(self._closed_error())
@@ -347,7 +368,7 @@ class SSHConnection:
             UnreachableError: this connection was closed.
         """
         with self._lock:
-            if self._closing:
+            if self._closing or not self.runs:
                 raise self._closed_error()
             if (host, port) not in self._listeners:
                 listener = keep_from_forks(socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG))
@@ -397,11 +418,15 @@ class SSHConnection:
             if self._closing:
                 return
             self._closing = True
-            for _, accepting in self._listeners.values():
-                accepting.cancel()
+            for listener, accepting in self._listeners.values():
+                if self.runs:
+                    accepting.cancel()
+                else:
+                    listener.close()
         self._hang_up()
-        asyncio.run_coroutine_threadsafe(self._end_tasks(), self.loop).result()
-        self._hang_up()  # again, as an attempt may have succeeded since the first time
+        if self.runs:
+            asyncio.run_coroutine_threadsafe(self._end_tasks(), self.loop).result()
+            self._hang_up()  # again, as an attempt may have succeeded since the first time
         _LOOP.release(self._loop_thread)
         if self._jump is not None:
             self._connections.release(self._jump)
@@ -445,6 +470,24 @@ class SSHConnection:
         session = self._session
         if session is not None and not session.socket.is_writable:
             await session.socket.wait_writable()
+
+    def act(self, action: Callable[[], object]) -> bool:
+        """Do something that sends on a channel, in a few bytes; return False if that would wait, and do nothing."""
+        if not self.may_send or not self.gate.acquire(blocking=False):
+            return False
+        try:
+            action()
+        finally:
+            self.gate.release()
+        return True
+
+    async def act_later(self, action: Callable[[], object]) -> None:
+        """Do :meth:`act` as soon as it need not wait; never, if the connection ends before."""
+        pause_s = 0.0
+        while self.connected and not self.act(action):
+            await SYSTEM_CLOCK.sleep(pause_s)
+            pause_s = _after(pause_s)
+            await self.wait_writable()  # last, as other streams fill the socket again at once
 
     def _track(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Have a task end with the connection."""
@@ -556,7 +599,8 @@ class SSHConnection:
             session.close()
 
     def _closed_error(self) -> UnreachableError:
-        return UnreachableError(f"the connection to {self.target} was closed: open a new transport")
+        how = "was closed" if self._closing or self.runs else "ended with its event loop, whose descriptors were closed"
+        return UnreachableError(f"the connection to {self.target} {how}: open a new transport")
 
 
 class SSHConnections:
@@ -585,7 +629,7 @@ class SSHConnections:
         """Return the connection to the last machine of ``way``; pair every call with one of :meth:`release`."""
         with self._lock:
             connection = self._connections.get(way)
-            if connection is None:
+            if connection is None or not connection.runs:
                 connection = self._connections[way] = SSHConnection(way, self)
             self._users[connection] = self._users.get(connection, 0) + 1
             return connection

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 import paramiko
 import psutil
@@ -104,7 +105,8 @@ async def dial_tcp(
         sock = keep_from_forks(socket.socket(own_family, kind, protocol))
         try:
             sock.settimeout(0)
-            _bind(sock, *bind)
+            if own := await asyncio.to_thread(_own_address, own_family, *bind) if any(bind) else None:
+                sock.bind(own)
             await _connect(sock, address, max(_LEAST_S, min(deadline - time.monotonic(), address_s)))
         except OSError as error:
             sock.close()
@@ -125,13 +127,12 @@ async def _connect(sock: socket.socket, address: Any, limit_s: float) -> None:
         raise OSError(error.errno, os.strerror(error.errno)) if error.errno else TimeoutError("no answer") from error
 
 
-def _bind(sock: socket.socket, address: str, interface: str) -> None:
-    """Connect from an address, or from the first one of an interface."""
-    own = [each.address for each in psutil.net_if_addrs().get(interface, ()) if each.family == sock.family]
+def _own_address(family: int, address: str, interface: str) -> Any:
+    """Return the socket address of an own address, or of the first one of an interface."""
+    own = [each.address for each in psutil.net_if_addrs().get(interface, ()) if each.family == family]
     if interface and not own and not address:
         raise OSError(errno.EADDRNOTAVAIL, f"the interface {interface} (BindInterface) has no address to connect from")
-    if address or own:
-        sock.bind(socket.getaddrinfo(address or own[0], None, sock.family, socket.SOCK_STREAM)[0][4])
+    return socket.getaddrinfo(address or own[0], None, family, socket.SOCK_STREAM)[0][4]
 
 
 def dial_command(command: str, *, shell: str = "/bin/sh") -> Dialled:
@@ -183,13 +184,21 @@ async def _receive_socket(command: Dialled) -> Dialled:
         with command.socket:
             passed = await asyncio.to_thread(receive_socket, command.socket)
     except BaseException as error:
-        command.hang_up()
+        await _in_thread(command.hang_up)
         if not isinstance(error, OSError):
             raise
         raise ConnectionAbortedError(
             errno.ECONNABORTED, f"the proxy command passes no socket: {command.complaint()}"
         ) from error
     return replace(command, socket=keep_from_forks(passed))
+
+
+async def _in_thread(clean_up: Callable[[], object]) -> None:
+    """Run a clean-up that waits for a process; in the loop if the interpreter starts no thread any more."""
+    try:
+        await asyncio.to_thread(clean_up)
+    except RuntimeError:
+        clean_up()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +385,9 @@ _MOST_KEYS = 6
 _STEP_TIMEOUT_S = 15.0
 _PERSON_S = 50.0
 """Time for an answer that needs the agent, which may ask a person to touch a key or to unlock it."""
+_LOGINS: Final = 16
+"""Most logins at a time. Each holds a thread, and the other half of them must stay free for machines that answer."""
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _KEEPALIVE = "keepalive@openssh.com"  # servers that do not support a request answer it, too, with a refusal
 
 
@@ -401,10 +413,12 @@ class SSHSession:
         """True if a chunk can be sent without waiting for the machine."""
         return self.socket.is_writable and not renews_keys(self.client)
 
-    def ask(self) -> None:
-        """Request an answer of the machine, in paramiko's thread, where nothing may wait."""
-        if self.may_send:
-            request_answer(self.client, _KEEPALIVE)
+    def ask(self) -> bool:
+        """Request an answer of the machine, in paramiko's thread, where nothing may wait; False if that would."""
+        if not self.may_send:
+            return False
+        request_answer(self.client, _KEEPALIVE)
+        return True
 
     def close(self) -> None:
         """End the connection, and wait for its thread."""
@@ -461,14 +475,23 @@ async def _connect_once(own: Settings, by_jump: Dial | None, gate: threading.Loc
         raise unknown(known, own)
     dialled = await _dial(own, by_jump, deadline=deadline)
     sock = LiveSocket(dialled.socket, silence_s=own.silence_s, gate=gate, on_close=dialled.hang_up)
+    left_s = deadline - time.monotonic()
     try:
-        return await asyncio.to_thread(_log_in, sock, own, known, address=dialled.address, deadline=deadline)
+        async with _logins():
+            deadline = time.monotonic() + left_s  # the wait for a turn is not the machine's fault
+            return await asyncio.to_thread(_log_in, sock, own, known, address=dialled.address, deadline=deadline)
     except BaseException as error:
-        sock.close()  # ends the thread of a cancelled attempt, too
+        # Ends the thread of a cancelled attempt, too.
+        await _in_thread(sock.close) if dialled.hang_up else sock.close()
         explained = isinstance(error, SkywardError) or not isinstance(error, Exception)
         if not explained and (complaint := dialled.complaint()):  # explains more than the broken connection does
             raise ProxyCommandFailure(str(own.proxy_command), complaint) from error
         raise
+
+
+def _logins() -> asyncio.Semaphore:
+    """Return the limit on the logins at a time in this event loop."""
+    return _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_LOGINS))
 
 
 async def _dial(own: Settings, by_jump: Dial | None, *, deadline: float) -> Dialled:

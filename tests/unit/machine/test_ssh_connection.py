@@ -46,7 +46,7 @@ class FakeClient:
 
 class FakeSocket:
     def __init__(self) -> None:
-        self.on_idle: Callable[[], None] | None = None
+        self.on_idle: Callable[[], bool] | None = None
         self.reason = ""
 
     def close(self) -> None:
@@ -318,3 +318,21 @@ def test_an_attempt_at_the_new_address_is_not_ended_for_the_former_one() -> None
         assert isinstance(asking[0].result(), FakeClient)
     finally:
         links.release(link)
+
+
+def test_connection_whose_loop_has_ended_is_replaced(links: SSHConnections, machine: Machine) -> None:
+    link = links.acquire((TARGET,))
+    links.release(link)
+    who(links).result(DEADLINE_S)
+    link.listen("127.0.0.1", 9)
+    link._loop_thread.end()  # as it does when user code closes its descriptors
+
+    with pytest.raises(UnreachableError, match="descriptors were closed"):
+        link.perform(lambda client: client).result(DEADLINE_S)
+    with pytest.raises(UnreachableError, match="descriptors were closed"):
+        link.listen("127.0.0.1", 9)
+    successor = links.acquire((TARGET,))
+    try:
+        assert who(links).result(DEADLINE_S) is machine.clients[1]
+    finally:
+        links.release(successor)

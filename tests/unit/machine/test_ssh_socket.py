@@ -42,7 +42,12 @@ def test_silence_is_no_reason_to_worry_while_nobody_asks(ends: tuple[LiveSocket,
 def test_silence_that_asking_does_not_break_is_the_end(ends: tuple[LiveSocket, socket.socket]) -> None:
     live, theirs = ends
     asked: list[int] = []
-    live.on_idle = lambda: asked.append(1)
+
+    def ask() -> bool:
+        asked.append(1)
+        return True
+
+    live.on_idle = ask
 
     with pytest.raises(ConnectionAbortedError, match=r"did not answer for 0\.3 s") as raised:
         read(live)
@@ -51,6 +56,33 @@ def test_silence_that_asking_does_not_break_is_the_end(ends: tuple[LiveSocket, s
     assert asked == [1, 1]
     assert live.reason == "the peer did not answer for 0.3 s"
     assert theirs.recv(1) == b""
+
+
+def test_request_that_could_not_be_sent_is_sent_later_and_has_its_time(
+    ends: tuple[LiveSocket, socket.socket],
+) -> None:
+    live, _ = ends
+    may_ask = iter([False] * 15 + [True] * 3)
+    asked: list[bool] = []
+
+    def ask() -> bool:
+        asked.append(next(may_ask))
+        return asked[-1]
+
+    live.on_idle = ask
+    with pytest.raises(ConnectionAbortedError, match="did not answer"):
+        read(live)
+
+    assert asked[:16] == [False] * 15 + [True]
+    assert len(asked) == 18  # asked at tick 25, and at 30 and 40 again; the end is at 45
+
+
+def test_silence_in_which_nothing_could_be_asked_is_the_end(ends: tuple[LiveSocket, socket.socket]) -> None:
+    live, _ = ends
+    live.on_idle = lambda: False
+
+    with pytest.raises(ConnectionAbortedError, match="accepted nothing"):
+        read(live)
 
 
 def test_other_end_that_takes_nothing_is_the_end(ends: tuple[LiveSocket, socket.socket]) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -14,7 +17,7 @@ from paramiko.buffered_pipe import BufferedPipe
 
 from skyward.machine.ssh_commands import CommandExchange
 from skyward.machine.ssh_config import SSHTarget
-from skyward.machine.ssh_connection import SSHConnection, SSHConnections
+from skyward.machine.ssh_connection import SSHConnection, SSHConnections, reset_on_close
 from skyward.machine.ssh_login import SSHSession
 
 DEADLINE_S = 10.0
@@ -30,6 +33,14 @@ class FakeChannel:
         self.eof_received = False
         self.before_state: Callable[[], None] = lambda: None
         self.sent = threading.Event()
+        self.accepts = threading.Event()
+        """Set while the machine takes bytes: else whoever sends waits for it, as in paramiko."""
+        self.accepts.set()
+        self.did: list[str] = []
+
+    def _send(self, what: str) -> None:
+        assert self.accepts.wait(DEADLINE_S)
+        self.did.append(what)
 
     @property
     def closed(self) -> bool:
@@ -39,17 +50,21 @@ class FakeChannel:
     def settimeout(self, seconds: float) -> None: ...
 
     def send(self, data: memoryview) -> int:
+        self._send("data")
         self.sent.set()
         return len(data)
 
     def recv(self, count: int) -> bytes:
+        self._send("window")
         return bytes(count)
 
     recv_stderr = recv
 
-    def shutdown_write(self) -> None: ...
+    def shutdown_write(self) -> None:
+        self._send("end of input")
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._send("close")
 
 
 class FakeClient:
@@ -72,11 +87,10 @@ class FakeClient:
 
 class FakeSocket:
     reason = ""
-    on_idle: Callable[[], None] | None = None
+    on_idle: Callable[[], bool] | None = None
 
-    def __init__(self) -> None:
-        self.accepts = threading.Event()
-        self.accepts.set()
+    def __init__(self, accepts: threading.Event) -> None:
+        self.accepts = accepts
 
     @property
     def is_writable(self) -> bool:
@@ -102,7 +116,7 @@ def sockets() -> list[FakeSocket]:
 @pytest.fixture
 def connection(channel: FakeChannel, sockets: list[FakeSocket]) -> Iterator[SSHConnection]:
     async def connect(*_: object) -> SSHSession:
-        sockets.append(FakeSocket())
+        sockets.append(FakeSocket(channel.accepts))
         return SSHSession(client=cast("Any", FakeClient(channel)), socket=cast("Any", sockets[-1]))
 
     connections = SSHConnections(connect)
@@ -140,6 +154,110 @@ def test_a_machine_that_accepts_nothing_does_not_delay_another(
             assert channel.sent.wait(DEADLINE_S)
     finally:
         connection._connections.release(other)
+
+
+def _end_a_tunnel(connection: SSHConnection, channel: FakeChannel) -> Callable[[], None]:
+    local = socket.create_connection(connection.listen("127.0.0.1", 9), DEADLINE_S)
+    local.sendall(b"x")
+    assert channel.sent.wait(DEADLINE_S)
+
+    return local.close
+
+
+def _break_a_tunnel(connection: SSHConnection, channel: FakeChannel) -> Callable[[], None]:
+    local = socket.create_connection(connection.listen("127.0.0.1", 9), DEADLINE_S)
+    local.sendall(b"x")
+    assert channel.sent.wait(DEADLINE_S)
+    reset_on_close(local)
+    return local.close
+
+
+def _read_much(connection: SSHConnection, channel: FakeChannel) -> Callable[[], None]:
+    local = socket.create_connection(connection.listen("127.0.0.1", 9), DEADLINE_S)
+    local.sendall(b"x")
+    assert channel.sent.wait(DEADLINE_S)
+
+    def read() -> None:
+        with local:
+            channel.in_buffer.feed(bytes(1 << 20))
+            arrived = 0
+            while arrived < 1 << 20:
+                arrived += len(local.recv(1 << 20))
+
+    return read
+
+
+def _put(connection: SSHConnection, channel: FakeChannel) -> Future[object]:
+    async def put() -> object:
+        exchange = CommandExchange(connection, cast("Any", channel), TOKEN)
+        return await exchange.complete([b"x", bytes(1 << 20)], end_input=True)
+
+    connection.perform(lambda _: None).result(DEADLINE_S)
+    return connection.submit(put)
+
+
+def _cancel_a_put(connection: SSHConnection, channel: FakeChannel) -> Callable[[], None]:
+    putting = _put(connection, channel)
+    assert channel.sent.wait(DEADLINE_S)
+
+    def cancel() -> None:
+        putting.cancel()
+
+    return cancel
+
+
+def _complete_a_put(connection: SSHConnection, channel: FakeChannel) -> Callable[[], None]:
+    _put(connection, channel)
+    assert channel.sent.wait(DEADLINE_S)
+
+    def end() -> None:
+        for buffer in (channel.in_buffer, channel.in_stderr_buffer):
+            buffer.feed(TOKEN + TOKEN + b"0\n")
+
+    return end
+
+
+@pytest.mark.parametrize("gate_is_shut", [False, True])
+@pytest.mark.parametrize(
+    ("prepare", "last"),
+    [
+        (_end_a_tunnel, "end of input"),
+        (_break_a_tunnel, "close"),
+        (_read_much, "window"),
+        (_cancel_a_put, "close"),
+        (_complete_a_put, "close"),
+    ],
+)
+def test_streams_of_a_machine_that_accepts_nothing_end_without_holding_up_the_loop(
+    connection: SSHConnection,
+    channel: FakeChannel,
+    prepare: Callable[[SSHConnection, FakeChannel], Callable[[], None]],
+    last: str,
+    *,
+    gate_is_shut: bool,
+) -> None:
+    act = prepare(connection, channel)
+    with connection.gate if gate_is_shut else nullcontext():
+        channel.accepts.clear()
+        channel.did.clear()
+        act()
+        for _ in range(50):  # the loop goes on, with whatever the act has led to
+            connection.submit(partial(asyncio.sleep, 0)).result(DEADLINE_S)
+        assert not channel.did
+        if gate_is_shut:
+            channel.accepts.set()
+            for _ in range(50):
+                connection.submit(partial(asyncio.sleep, 0)).result(DEADLINE_S)
+            assert not channel.did
+    channel.accepts.set()
+    _wait_until(lambda: last in channel.did)
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_what_the_machine_sent_before_its_end_arrives_after_the_local_programs_end(
