@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sklearn
 from joblib import parallel_config
 
 import gallery
@@ -68,7 +69,10 @@ def test_example_prints_the_same_on_loky_and_on_a_fleet(name, on_loky, capsys, m
     with parallel_config("skyward"):
         importlib.import_module(name).main()
     assert capsys.readouterr().out == on_loky[name]
-    gallery.compare(f"joblib/{name}.py", on_loky[name])
+    # The page has the numbers of this release; those of an older one differ a little.
+    gallery.compare(
+        f"joblib/{name}.py", on_loky[name], exactly=tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
+    )
 
 
 @pytest.mark.full
