@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import sys
@@ -206,8 +205,7 @@ def test_a_failed_rank_ends_the_others_with_its_own_error(pool: sky.ComputePool)
         soon(lambda: fail_on(1) @ pool)
     notes = "".join(caught.value.__notes__)
     assert "node 0, worker 1" in notes
-    number, index = re.findall(r"#(\d+), index (\d) of 4 calls", notes)[0]
-    assert (int(number) - 1) % WORLD == int(index) == 1
+    assert "index 1 of 4 calls" in notes
     assert soon(lambda: inside() @ pool) == EXPECTED
     assert not set(before) & set(pid() @ pool), "a process of the failed gang was used again"
 
