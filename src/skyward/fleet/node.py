@@ -630,8 +630,11 @@ MakeNode = Callable[..., Node]
 
 
 def longest_absence_s(config: NodeConfig) -> float:
-    """Return the seconds without contact after which a node has ended by itself, by the longer of its two limits."""
-    return max(config.away_s, config.lease_s) + _AWAY_MARGIN_S
+    """Return the seconds without contact after which a node has ended by itself, by the longest of its limits.
+
+    A kept node may have jobs to do until its timeout.
+    """
+    return (config.timeout_s if config.keep_s else max(config.away_s, config.lease_s)) + _AWAY_MARGIN_S
 
 
 class _Away:

@@ -259,6 +259,7 @@ class NodeSetup:
             timeout_s=timeout_s,
             lease_s=request.lease_s,
             away_s=request.away_s,
+            keep_s=request.keep_s,
             collect_metrics=request.collect_metrics,
             accelerators=(accelerator.name,) * accelerator.count if accelerator else (),
             mig=accelerator.mig if accelerator else (),

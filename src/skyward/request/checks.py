@@ -121,6 +121,22 @@ def gibibytes(parameter: str, value: object) -> float:
     return float(match[1]) * _GIB_PER_UNIT[match[2].upper()]
 
 
+_SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.IGNORECASE | re.ASCII)
+_DURATIONS = re.compile(rf"\s*(?:{_DURATION.pattern}\s*)+", re.IGNORECASE | re.ASCII)
+
+
+def duration(parameter: str, value: object) -> float:
+    """Return a length of time above zero in seconds: of text such as ``"90s"`` or ``"1h 30m"``, or a number of them."""
+    if not isinstance(value, str):
+        return positive_number(parameter, value)
+    parts = _DURATION.findall(value) if _DURATIONS.fullmatch(value) else []
+    seconds = sum(float(number) * _SECONDS_PER_UNIT[unit.lower()] for number, unit in parts)
+    if not 0 < seconds <= sys.float_info.max:
+        raise refusal(parameter, 'a length of time such as "20m", "1h 30m" or "90s", or a number of seconds > 0', value)
+    return seconds
+
+
 T = TypeVar("T")
 
 _OTHER_WORDS = {

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from skyward.errors import ConfigurationError
 from skyward.request.accelerators import Accelerator, AcceleratorLike, parse_accelerator
-from skyward.request.checks import flag, gibibytes, positive_number, refusal, text, texts, whole_number
+from skyward.request.checks import duration, flag, gibibytes, positive_number, refusal, text, texts, whole_number
 from skyward.request.front_ends import COUNTERPARTS
 from skyward.request.image import EnvVars, ImageSettings, client_python
 from skyward.request.includes import included_files
@@ -121,6 +122,8 @@ class PoolRequest:
         collect_metrics: True if nodes report metrics.
         lease_s: seconds for which a node outlives its dead client.
         away_s: seconds for which a node outlives a silent client.
+        name: name of the fleet if it is kept; empty for one that ends with its pool.
+        keep_s: seconds for which a kept fleet waits for the next client, instead of the two above; else 0.
         max_cost: USD that the pool may cost in total; None is no limit.
         max_price_per_hour: USD that each machine may cost an hour; None is no limit.
         one_network: True if the nodes must reach each other.
@@ -143,6 +146,8 @@ class PoolRequest:
     collect_metrics: bool = True
     lease_s: float = 120.0
     away_s: float = 1800.0
+    name: str = ""
+    keep_s: float = 0.0
     max_cost: float | None = None
     max_price_per_hour: float | None = None
     one_network: bool = False
@@ -185,6 +190,8 @@ def parse_request(
     away: float = 1800,
     max_cost: float | None = None,
     max_price_per_hour: float | None = None,
+    name: str | None = None,
+    keep: str | float | None = None,
 ) -> PoolRequest:
     """Check every argument of ``ComputePool`` that concerns machines.
 
@@ -211,7 +218,29 @@ def parse_request(
         away_s=positive_number("away", away),
         max_cost=_limit("max_cost", max_cost),
         max_price_per_hour=_limit("max_price_per_hour", max_price_per_hour),
+        **_kept(name, keep),
     )
+
+
+_FLEET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+def fleet_name(value: object) -> str:
+    """Return the name of a kept fleet if it can be that of a folder anywhere; else raise ConfigurationError."""
+    if not isinstance(value, str) or not _FLEET_NAME.fullmatch(value) or value.endswith("."):
+        allowed = "1 to 64 letters, digits, '-', '_' or '.', the first a letter or digit, such as \"llm\""
+        raise refusal("name", allowed, value)
+    return value
+
+
+def _kept(name: object, keep: object) -> dict[str, Any]:
+    if keep is None and name is None:
+        return {}
+    if name is None:
+        raise ConfigurationError(f'keep={keep!r} needs a name, by which the fleet is found again: name="llm"')
+    if keep is None:
+        raise ConfigurationError(f'name={name!r} is the name of a fleet that is kept: add keep="20m", or leave it out')
+    return {"name": fleet_name(name), "keep_s": duration("keep", keep)}
 
 
 def _pip(value: object) -> Sequence[str]:

@@ -74,8 +74,21 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Client to node: live on for so many seconds without a client (:attr:`NodeConfig.keep_s`), from now on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Client to node: end everything. Answered by :class:`Ending`; the connection closes after the last process."""
+    """Client to node: end everything. Answered by :class:`Ending`; the connection closes after the last process.
+
+    Attributes:
+        restart: True if another supervisor is to follow on the machine, which stays what it is: on, and the pool's.
+    """
+
+    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +257,16 @@ class PreemptionLikely:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedJobs:
+    """Node to client: the number of jobs for which a kept node stays.
+
+    Sent on every new connection, after everything else that is sent then.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeTrouble:
     """Node to client: changes of volumes are not written back, for this ``reason``."""
 
@@ -270,7 +293,7 @@ class Ending:
     timed_out: bool = False
 
 
-Command: TypeAlias = Start | RunService | Ping | Kill | Fetch | Stop
+Command: TypeAlias = Start | RunService | Ping | Kill | Fetch | Keep | Stop
 """Messages from the client."""
 Report: TypeAlias = (
     Pong
@@ -282,6 +305,7 @@ Report: TypeAlias = (
     | NodeMetrics
     | Progress
     | TimeoutWarning
+    | UnfinishedJobs
     | VolumeTrouble
     | SupervisorTrouble
     | Preempting

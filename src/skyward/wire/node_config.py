@@ -96,6 +96,8 @@ class NodeConfig(JsonRecord):
         timeout_s: hard cap on the node's life, in seconds.
         lease_s: seconds that the node lives on after the client closed its control connection.
         away_s: seconds that it lives on while the client is silent.
+        keep_s: seconds that it lives on without a client, gone or silent, and without an unfinished job: instead of the
+            two above. 0 for a node that ends with its client.
         collect_metrics: True to report metrics.
         metrics_interval_s: seconds between two reports.
         accelerators: names of the requested accelerators, one for each.
@@ -134,6 +136,7 @@ class NodeConfig(JsonRecord):
     timeout_s: float = 3600.0
     lease_s: float = 120.0
     away_s: float = 1800.0
+    keep_s: float = 0.0
     collect_metrics: bool = True
     metrics_interval_s: float = 2.0
     accelerators: tuple[str, ...] = ()

@@ -161,3 +161,40 @@ def test_times_a_node_lives_on_are_positive_seconds(parameter: str, value: Any) 
 def test_times_a_node_lives_on_have_the_documented_defaults() -> None:
     assert (parse_request().lease_s, parse_request().away_s) == (120.0, 1800.0)
     assert (parse_request(lease=5).lease_s, parse_request(away=0.5).away_s) == (5.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("keep", "seconds"),
+    [
+        ("20m", 1200),
+        ("1h", 3600),
+        ("90s", 90),
+        ("1h 30m", 5400),
+        ("1h30m", 5400),
+        ("0.5H", 1800),
+        ("1d", 86400),
+        (45, 45),
+    ],
+)
+def test_time_that_a_fleet_is_kept_is_read_as_it_is_said(keep: str | float, seconds: float) -> None:
+    assert parse_request(name="llm", keep=keep).keep_s == seconds
+
+
+@pytest.mark.parametrize("keep", ["", "20", "m", "-1h", "1y", "1h,", "0s", 0, -1, True, float("inf"), b"1h"])
+def test_other_times_are_refused_with_an_example(keep: Any) -> None:
+    with pytest.raises(ConfigurationError, match="keep must be"):
+        parse_request(name="llm", keep=keep)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", ".hidden", "-x", "a/b", "ü", "x" * 65, "a.", 3, "a\n"])
+def test_name_of_a_fleet_is_that_of_a_folder_anywhere(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="name must be 1 to 64 letters"):
+        parse_request(name=name, keep="1h")
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"), [({"keep": "1h"}, "needs a name"), ({"name": "llm"}, 'add keep="20m"')], ids=("keep", "name")
+)
+def test_name_and_time_of_a_kept_fleet_come_together(given: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ConfigurationError, match=advice):
+        parse_request(**given)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, get_args
 
-from skyward.wire.control import Command, Fetch, Kill, Ping, Report, RunService, Start, Stop, from_frame, to_frame
+from skyward.wire.control import Command, Report, from_frame, to_frame
 from skyward.wire.frames import FrameError, TlsIdentity, read_frame, server_context, write_frame
 from skyward.wire.listening import StreamPort, Streams
 
@@ -15,6 +15,7 @@ log = logging.getLogger("skyward.wire.control")
 
 _FAREWELL_S = 10.0
 _BACKLOG_BYTES = 1 << 20
+_COMMANDS: tuple[type, ...] = get_args(Command)
 
 
 class ControlHandler(Protocol):
@@ -89,9 +90,9 @@ class ControlServer:
     async def _listen_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             message = from_frame(await read_frame(reader))
-            if not isinstance(message, Start | RunService | Ping | Kill | Fetch | Stop):
+            if not isinstance(message, _COMMANDS):
                 raise FrameError(f"a client may not say {message!r}")
-            self._handler.told(message, lambda report: _send(writer, report))
+            self._handler.told(cast("Command", message), lambda report: _send(writer, report))
 
 
 def _send(writer: asyncio.StreamWriter, report: Report) -> None:

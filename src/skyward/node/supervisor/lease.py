@@ -16,13 +16,21 @@ class Lease:
     Three limits run: ``timeout_s`` from its start in any case; ``lease_s`` while no client is connected (its end of
     the connection was closed, so it is gone); ``away_s`` while one is silent (asleep, or no network). A connection that
     is closed after it had been silent was closed by the network, not by the client: the client is away.
+
+    A node that is kept (``keep_s`` above 0) has one limit in place of the last two: without a client and without an
+    unfinished job it ends ``keep_s`` after the later of their ends.
+
+    Attributes:
+        keep_s: seconds for which a kept node waits for the next client; 0 for a node that ends with its client.
     """
 
-    def __init__(self, *, timeout_s: float, lease_s: float, away_s: float, now: float) -> None:
+    def __init__(self, *, timeout_s: float, lease_s: float, away_s: float, now: float, keep_s: float = 0.0) -> None:
+        self.keep_s = keep_s
         self._timeout_s = timeout_s
         self._lease_s = lease_s
         self._away_s = away_s
         self._heard = now
+        self._worked = now
         self._clients = 0
         self._given_up = False
         self._warned = False
@@ -44,10 +52,17 @@ class Lease:
         if not self._given_up:
             self._heard = now
 
+    def worked(self, now: float) -> None:
+        """Note that the node has an unfinished job."""
+        self._worked = now
+
     def end_reason(self, now: float, age_s: float) -> str | None:
         """Return the reason for which the node has to end now, or None."""
         if self.timed_out(age_s):
             return f"its timeout of {self._timeout_s:g} s is over"
+        if self.keep_s:
+            unused_s = now - max(self._heard, self._worked)
+            return f"no client has come for {self.keep_s:g} s (keep)" if unused_s >= self.keep_s else None
         silence_s = now - self._heard
         is_away = self._clients > 0 or self._given_up
         if not is_away and silence_s >= self._lease_s:

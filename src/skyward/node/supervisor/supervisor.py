@@ -42,6 +42,7 @@ from skyward.wire.control import (
     Command,
     Ending,
     Fetch,
+    Keep,
     Kill,
     Ping,
     Pong,
@@ -54,6 +55,7 @@ from skyward.wire.control import (
     Stop,
     SupervisorTrouble,
     TimeoutWarning,
+    UnfinishedJobs,
     VolumeTrouble,
     WorkerRunning,
 )
@@ -74,6 +76,7 @@ class Supervisor:
         config: the node's configuration.
         clock: the time, for the lease and the timeout.
         zygote: pid of one that was forked beforehand, and the connection to it; None where there is none.
+        unfinished_jobs: returns the number of jobs for which a kept node stays; cheap.
     """
 
     def __init__(
@@ -82,13 +85,20 @@ class Supervisor:
         *,
         clock: Clock = SYSTEM_CLOCK,
         zygote: tuple[int, socket.socket] | None = None,
+        unfinished_jobs: Callable[[], int] = lambda: 0,
     ) -> None:
         self._config = config
         self._clock = clock
         self._booted = self._clock.elapsed()
         self._lease = Lease(
-            timeout_s=config.timeout_s, lease_s=config.lease_s, away_s=config.away_s, now=self._clock.monotonic()
+            timeout_s=config.timeout_s,
+            lease_s=config.lease_s,
+            away_s=config.away_s,
+            keep_s=config.keep_s,
+            now=self._clock.monotonic(),
         )
+        self._unfinished_jobs = unfinished_jobs
+        self._is_followed = False
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._identity = config.identity
         self._server = ControlServer(self)
@@ -144,9 +154,10 @@ class Supervisor:
             await self._volumes.release()
             _remove_folders(plan)
             await self._server.close()
-            if all_ended:
-                _untag(self._config.workdir)
-            _power_off(self._config.power_off)
+            if not self._is_followed:
+                if all_ended:
+                    _untag(self._config.workdir)
+                _power_off(self._config.power_off)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -176,7 +187,8 @@ class Supervisor:
         service = [self._service_running] if self._service_running else []
         workers = [slot.running for slot in self._slots if slot.running is not None]
         preemption = self._preemption.news() if self._preemption else []
-        return [*service, *workers, *preemption]
+        jobs = [UnfinishedJobs(count=self._unfinished_jobs())] if self._lease.keep_s else []
+        return [*service, *workers, *preemption, *jobs]
 
     def told(self, command: Command, reply: Callable[[Report], None]) -> None:
         """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
@@ -193,7 +205,10 @@ class Supervisor:
                 self._slots[command.worker].kill(command.incarnation)
             case Fetch():
                 self._blobs.fetch(command, self._server.broadcast)
+            case Keep():
+                self._lease.keep_s = command.seconds
             case Stop():
+                self._is_followed = command.restart
                 self.end("the client asked for it")
             case _:
                 assert_never(command)
@@ -258,6 +273,8 @@ class Supervisor:
 
     async def _watch(self) -> None:
         while not self._ending.done():
+            if self._lease.keep_s and self._unfinished_jobs():
+                self._lease.worked(self._clock.monotonic())
             if reason := self._lease.end_reason(self._clock.monotonic(), self._age_s):
                 self.end(reason)
             if (left_s := self._lease.due_warning_s(self._age_s)) is not None:

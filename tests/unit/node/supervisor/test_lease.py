@@ -32,8 +32,8 @@ def make_config(folder: Path, **fields: Any) -> NodeConfig:
     )
 
 
-def make_lease(*, timeout_s: float = 1000, lease_s: float = 10, away_s: float = 100) -> Lease:
-    return Lease(timeout_s=timeout_s, lease_s=lease_s, away_s=away_s, now=0)
+def make_lease(*, timeout_s: float = 1000, lease_s: float = 10, away_s: float = 100, keep_s: float = 0) -> Lease:
+    return Lease(timeout_s=timeout_s, lease_s=lease_s, away_s=away_s, keep_s=keep_s, now=0)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,42 @@ def test_node_ends_when_its_lease_is_over(events: list[tuple[str, float]], asked
     said = lease.end_reason(asked_at, age_s=asked_at)
 
     assert (reason in said) if reason and said else (said == reason)
+
+
+@pytest.mark.parametrize(
+    ("events", "asked_at", "reason"),
+    [
+        pytest.param([], 49.9, None, id="no-client-yet"),
+        pytest.param([], 50, "keep", id="no-client-ever-came"),
+        pytest.param([("joined", 5), ("left", 20)], 69.9, None, id="gone-for-longer-than-a-lease"),
+        pytest.param([("joined", 5), ("left", 20)], 70, "keep", id="gone"),
+        pytest.param([("joined", 5), ("heard", 90)], 139.9, None, id="silent-for-less-than-keep"),
+        pytest.param([("joined", 5), ("heard", 90)], 140, "keep", id="silent-counts-as-gone"),
+        pytest.param([("joined", 5), ("heard", 20), ("left", 60)], 70, "keep", id="silent-before-its-link-was-closed"),
+        pytest.param([("joined", 5), ("left", 20), ("worked", 300)], 349.9, None, id="a-job-is-waited-for"),
+        pytest.param([("joined", 5), ("left", 20), ("worked", 300)], 350, "keep", id="after-its-last-job"),
+        pytest.param([("worked", 10), ("joined", 11), ("left", 90)], 140, "keep", id="after-its-client"),
+        pytest.param([("joined", 5), ("left", 20), ("worked", 999)], 1000, "timeout", id="timeout-ends-jobs-too"),
+    ],
+)
+def test_kept_node_waits_for_the_next_client_and_for_its_jobs(
+    events: list[tuple[str, float]], asked_at: float, reason: str | None
+) -> None:
+    lease = make_lease(keep_s=50)
+    for name, at in events:
+        getattr(lease, name)(at)
+
+    said = lease.end_reason(asked_at, age_s=asked_at)
+
+    assert (reason in said) if reason and said else (said == reason)
+
+
+def test_order_to_keep_a_node_longer_counts_at_once() -> None:
+    lease = make_lease(keep_s=50)
+    lease.keep_s = 200
+
+    assert lease.end_reason(199, age_s=199) is None
+    assert lease.end_reason(200, age_s=200) == "no client has come for 200 s (keep)"
 
 
 def test_warning_is_due_once_when_a_tenth_of_the_timeout_is_left() -> None:
