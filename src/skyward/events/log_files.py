@@ -85,9 +85,11 @@ class KeptLines:
         self._folder = folder
         self._later = later
         self._file_bytes = file_bytes
-        self._lock = threading.Lock()
+        # Reentrant: where lines are written at once, a finalizer may print in the thread that holds it.
+        self._lock = threading.RLock()
         self._waiting: list[str] = []
-        self._number = self._size = 0
+        self._size = 0
+        self._number = max(_numbers(folder), default=-1) + 1  # a job's call has those of its runs before
         self._file: BinaryIO | None = self._open()
 
     def __call__(self, line: LogLine) -> None:
@@ -130,10 +132,12 @@ class KeptLines:
         file.flush()
 
     def _open(self) -> BinaryIO:
+        for number in _numbers(self._folder):
+            if number < self._number - 1:
+                _path(self._folder, number).unlink(missing_ok=True)
         return open(_path(self._folder, self._number), "wb", opener=partial(os.open, mode=0o600))
 
     def _rotate(self) -> BinaryIO:
-        _path(self._folder, self._number - 1).unlink(missing_ok=True)
         self._close()
         self._size = 0
         self._number += 1
@@ -148,11 +152,21 @@ class KeptLines:
 
 
 class KeptReader:
-    """Reader of kept lines, also while they are written. Lines that cannot be read are skipped."""
+    """Reader of kept lines, also while they are written. Lines that cannot be read are skipped.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the folder of the files.
+        seen: where to begin, as another reader's :attr:`seen`; None for the beginning.
+    """
+
+    def __init__(self, folder: Path, seen: Mapping[str, int] | None = None) -> None:
         self._folder = folder
-        self._seen: dict[str, int] = {}
+        self._seen = {**(seen or {})}
+
+    @property
+    def seen(self) -> Mapping[str, int]:
+        """Offset in each file up to which its lines were yielded; another reader may go on from there."""
+        return self._seen
 
     def news(self) -> Iterator[LogLine]:
         """Yield the complete lines since the last call."""
@@ -194,6 +208,10 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:  # deleted meanwhile
         return b""
+
+
+def _numbers(folder: Path) -> list[int]:
+    return [int(path.stem.rpartition("-")[2]) for path in folder.glob(_FILES)]
 
 
 def _path(folder: Path, number: int) -> Path:

@@ -1,0 +1,115 @@
+"""Commands by which the client reaches a node's jobs, through the node's transport: one JSON object on stdout.
+
+Every one may be repeated, as after a link that broke before the answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, Final
+
+from skyward.node.jobs.store import JOBS_FOLDER, JobExistsError, JobStore, UnknownJobError
+from skyward.shipping.job_file import DamagedJobFileError, split_calls
+
+_LINES_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 8 << 20
+_COPY_BYTES: Final = 1 << 20
+_KINDS: Final[Mapping[type[Exception], str]] = {
+    JobExistsError: "exists",
+    UnknownJobError: "unknown",
+    DamagedJobFileError: "damaged",
+    ValueError: "invalid",
+    OSError: "disk",
+}
+Answer = dict[str, Any]
+
+
+def _add(store: JobStore, order: argparse.Namespace) -> Answer:
+    added = 0
+    for index, pieces in split_calls(sys.stdin.buffer):
+        store.add(order.job, index, pieces, spare=order.spare)
+        added += 1
+    return {"added": added}
+
+
+def _use(store: JobStore, order: argparse.Namespace) -> Answer:
+    store.use(order.job, order.index, runs=order.runs)
+    return {"used": True}
+
+
+def _states(store: JobStore, order: argparse.Namespace) -> Answer:
+    return {"jobs": store.states(order.job)}
+
+
+def _output(store: JobStore, order: argparse.Namespace) -> Answer:
+    lines, at, more = store.lines(order.job, order.index, order.at, _LINES_BYTES)
+    return {"lines": [astuple(line) for line in lines], "at": at, "more": more}
+
+
+def _outcome(store: JobStore, order: argparse.Namespace) -> Answer:
+    path = store.outcome(order.job, order.index)
+    with path.open("rb") as file:
+        file.seek(order.offset)
+        data = file.read(_PIECE_BYTES)
+    return {"data": base64.b64encode(data).decode(), "nbytes": path.stat().st_size}
+
+
+def _keep(store: JobStore, order: argparse.Namespace) -> Answer:
+    store.keep_outcome(order.job, order.index, iter(lambda: sys.stdin.buffer.read(_COPY_BYTES), b""))
+    return {"kept": True}
+
+
+def _cancel(store: JobStore, order: argparse.Namespace) -> Answer:
+    indices = [order.index] if order.index is not None else [*map(int, store.states(order.job).get(order.job, {}))]
+    running = [index for index in indices if store.cancel(order.job, index)]
+    return {"running": running}
+
+
+def _forget(store: JobStore, order: argparse.Namespace) -> Answer:
+    store.forget(order.job)
+    return {"forgotten": True}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m skyward.node.jobs")
+    parser.add_argument("workdir", type=Path)
+    verbs = parser.add_subparsers(required=True)
+
+    def verb(act: Callable[[JobStore, argparse.Namespace], Answer], *names: str) -> argparse.ArgumentParser:
+        command = verbs.add_parser(act.__name__[1:])
+        command.set_defaults(act=act)
+        for name in names:
+            command.add_argument(name, type=int if name == "index" else str)
+        return command
+
+    verb(_add, "job").add_argument("--spare", action="store_true")
+    verb(_use, "job", "index").add_argument("--runs", type=int, default=0)
+    verb(_states).add_argument("job", nargs="?", default="")
+    verb(_output, "job", "index").add_argument("at", nargs="?", default="")
+    verb(_outcome, "job", "index").add_argument("offset", nargs="?", type=int, default=0)
+    verb(_keep, "job", "index")
+    verb(_cancel, "job").add_argument("index", nargs="?", type=int)
+    verb(_forget, "job")
+    return parser
+
+
+def main() -> int:
+    """Carry out one command; return 1 if it was refused."""
+    order = _parser().parse_args()
+    try:
+        answer: Answer = order.act(JobStore(order.workdir / JOBS_FOLDER), order)
+    except tuple(_KINDS) as error:
+        kind = next(kind for known, kind in _KINDS.items() if isinstance(error, known))
+        answer = {"error": str(error), "kind": kind}
+    json.dump(answer, sys.stdout)
+    return int("error" in answer)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

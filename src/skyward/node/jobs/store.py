@@ -1,0 +1,472 @@
+"""Store of a node's jobs: files in its folder, shared by workers, supervisor and the client's commands.
+
+There is a folder for each call, ``<job>/<index>``, in which only new names appear, each with its content:
+
+- ``call``, or ``spare`` for the copy of a call that runs on another node;
+- ``base``: number of runs that it has used up on other nodes, if there are any;
+- ``claim-<n>``: the worker of run ``n``;
+- ``end-<n>``: the outcome of run ``n``, or the note that another run follows;
+- ``outcome``: the outcome from another node;
+- ``cancelled``: the wish to end it;
+- ``output/``: its lines (:mod:`skyward.events.log_files`).
+
+Claims and ends get their names by a hard link, which fails where the name exists: of two that want one, one has it. A
+call's state follows from the names, so a process that dies at any point leaves nothing to repair.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final
+
+from skyward.events import LogLine
+from skyward.events.log_files import KeptReader
+from skyward.shipping.job_file import JobEnd, JobOutcome, outcome_parts, read_end, read_head
+
+JOBS_FOLDER: Final = "jobs"
+"""The store's folder in a node's own."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_AGAIN: Final = b"again"
+_PART: Final = ".part-"
+_NO_WORKER: Final = -1
+"""Owner of a claim that keeps workers away from a cancelled call."""
+
+
+class JobExistsError(ValueError):
+    """Another job of this name is here."""
+
+
+class UnknownJobError(LookupError):
+    """No such job, or call of it, is here."""
+
+
+class JobState(StrEnum):
+    """State of a call; once it is over, its state is the text of its :class:`~skyward.shipping.job_file.JobEnd`."""
+
+    WAITING = "waiting"
+    """It waits for a worker."""
+    RUNNING = "running"
+    """A worker has claimed it."""
+    SPARE = "spare"
+    """It is a copy for the loss of the node that runs it."""
+    OVER = "over"
+    """Its outcome is here."""
+
+
+Content = bytes | bytearray | memoryview
+_UNFINISHED: Final = (JobState.WAITING, JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Run of a call.
+
+    Attributes:
+        job: the job.
+        index: index of the call in it.
+        attempt: number of the run, from 1.
+        worker: index of the worker on its node.
+        incarnation: id of the worker's process.
+        since: its beginning, in seconds since the epoch.
+    """
+
+    job: str
+    index: int
+    attempt: int
+    worker: int
+    incarnation: str
+    since: float
+
+    @property
+    def name(self) -> str:
+        """``job/index``."""
+        return f"{self.job}/{self.index}"
+
+
+class CallFolder:
+    """One call's folder, as it was when this object was made.
+
+    Args:
+        path: the folder.
+
+    Attributes:
+        path: the folder.
+        names: the names in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.names = frozenset(os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):  # its job was removed
+            self.names = frozenset[str]()
+
+    @cached_property
+    def base(self) -> int:
+        """Number of runs used up on other nodes."""
+        return int((self.path / "base").read_text()) if "base" in self.names else 0
+
+    @cached_property
+    def attempt(self) -> int:
+        """Number of the last run here that began, or of the last one elsewhere; 0 if there was none."""
+        return max((int(name[6:]) for name in self.names if name.startswith("claim-")), default=self.base)
+
+    @cached_property
+    def state(self) -> JobState | None:
+        """Its state; None for a folder without a call."""
+        if "outcome" in self.names:
+            return JobState.OVER
+        if "call" not in self.names:
+            return JobState.SPARE if "spare" in self.names else None
+        if f"end-{self.attempt}" in self.names:
+            return JobState.WAITING if self._runs_again else JobState.OVER
+        return JobState.RUNNING if f"claim-{self.attempt}" in self.names else JobState.WAITING
+
+    @property
+    def _runs_again(self) -> bool:
+        try:
+            with self.path.joinpath(f"end-{self.attempt}").open("rb") as file:
+                return file.read(len(_AGAIN)) == _AGAIN
+        except FileNotFoundError:  # its job was removed
+            return False
+
+    @property
+    def outcome(self) -> Path:
+        """File of the outcome, once it is over."""
+        return self.path / ("outcome" if "outcome" in self.names else f"end-{self.attempt}")
+
+    @property
+    def call(self) -> Path:
+        """File of the call."""
+        return self.path / ("call" if "call" in self.names else "spare")
+
+    def claim(self) -> Claim:
+        """Return the last claim."""
+        values = json.loads((self.path / f"claim-{self.attempt}").read_bytes())
+        return Claim(job=self.path.parent.name, index=int(self.path.name), attempt=self.attempt, **values)
+
+
+class JobStore:
+    """The jobs of a node. Any process of the user may use one at any time.
+
+    Args:
+        folder: the store's folder; made when the first job is added.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # What is over stays over: it is not looked at again.
+        self._over: set[tuple[str, str]] = set()
+        self._last_end = 0.0
+        self._candidates: deque[Path] = deque()
+
+    # --- the client -------------------------------------------------------------------------------------------------
+
+    def add(self, job: str, index: int, content: Iterable[Content], *, spare: bool = False) -> None:
+        """Add a call, or a ``spare`` copy of one that runs on another node. Does nothing if the same one is here.
+
+        Raises:
+            JobExistsError: another call is here under this name.
+            ValueError: the name has odd characters.
+        """
+        folder = CallFolder(self._path(job, index))
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = _write_part(folder.path, content)
+        try:
+            if {"call", "spare"}.isdisjoint(folder.names) and _link(part, folder.path / ("spare" if spare else "call")):
+                return
+            if not filecmp.cmp(part, CallFolder(folder.path).call, shallow=False):
+                raise JobExistsError(f"a job {job!r} is here already; choose another name")
+        finally:
+            part.unlink()
+
+    def use(self, job: str, index: int, *, runs: int) -> None:
+        """Make a spare copy a call of this node, of which ``runs`` runs are used up elsewhere. Idempotent."""
+        call = self._find(job, index)
+        if call.state is JobState.SPARE:
+            _replace(call.path / "base", [b"%d" % runs])
+            with suppress(FileNotFoundError):  # another client was as fast
+                os.rename(call.path / "spare", call.path / "call")
+
+    def keep_outcome(self, job: str, index: int, content: Iterable[Content]) -> None:
+        """Keep a copy of an outcome from another node. Idempotent."""
+        _replace(self._find(job, index).path / "outcome", content)
+
+    def cancel(self, job: str, index: int) -> bool:
+        """Cancel a call. Return True if it runs: its worker ends it once it looks. Idempotent."""
+        call = self._find(job, index)
+        if call.state is JobState.OVER:
+            return False
+        call.path.joinpath("cancelled").touch(mode=0o600)
+        if call.state is JobState.WAITING and (claim := _claim(call, _NO_WORKER, "")) is not None:
+            self._end_cancelled(claim)
+        call = CallFolder(call.path)  # a worker may have claimed it meanwhile
+        if call.state is not JobState.RUNNING:
+            return False
+        claim = call.claim()
+        if claim.worker == _NO_WORKER:  # of a process that died in between
+            self._end_cancelled(claim)
+        return claim.worker != _NO_WORKER
+
+    def states(self, job: str = "") -> dict[str, dict[str, dict[str, Any]]]:
+        """Return the facts about each call, by job and index, for the client; of one job if it is named."""
+        jobs = [job] if job else self._jobs()
+        return {name: facts for name in jobs if (facts := dict(self._facts_of(name)))}
+
+    def lines(self, job: str, index: int, at: str, most_bytes: int) -> tuple[list[LogLine], str, bool]:
+        """Return lines of a call from the place ``at``, the place after them, and whether more follow.
+
+        Args:
+            job: the job.
+            index: index of the call.
+            at: the place after the lines that were read before; empty for the beginning.
+            most_bytes: size of the lines at which it is enough.
+        """
+        reader = KeptReader(self._find(job, index).path / "output", json.loads(at) if at else {})
+        lines: list[LogLine] = []
+        for line in reader.news():
+            lines.append(line)
+            most_bytes -= len(line.line)
+            if most_bytes <= 0:
+                return lines, json.dumps(reader.seen), True
+        return lines, json.dumps(reader.seen), False
+
+    def outcome(self, job: str, index: int) -> Path:
+        """Return the file of a call's outcome.
+
+        Raises:
+            UnknownJobError: there is no such call, or it is not over.
+        """
+        call = self._find(job, index)
+        if call.state is not JobState.OVER:
+            raise UnknownJobError(f"{job}/{index} has no outcome yet: it is {call.state}")
+        return call.outcome
+
+    def forget(self, job: str) -> None:
+        """Remove everything of a job whose calls are over. Idempotent.
+
+        Raises:
+            ValueError: calls of it wait or run.
+        """
+        names = self._indices(job)
+        if any(CallFolder(self._folder / job / name).state in _UNFINISHED for name in names):
+            raise ValueError(f"job {job!r} is not over; cancel it first")
+        if names:
+            aside = self._folder / f".{uuid.uuid4().hex}"
+            os.rename(self._folder / job, aside)
+            shutil.rmtree(aside)
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def claim(self, worker: int, incarnation: str) -> Claim | None:
+        """Claim the oldest call that waits, for a worker's process; None if there is none."""
+        for _ in range(2):
+            while self._candidates:
+                call = CallFolder(self._candidates.popleft())
+                is_free = call.state is JobState.WAITING and "cancelled" not in call.names
+                if is_free and (claim := _claim(call, worker, incarnation)) is not None:
+                    return claim
+            # One look for many claims: each worker would look through all calls before each call.
+            waiting = [call.path for call in self._unfinished() if call.state is JobState.WAITING]
+            self._candidates = deque(sorted(waiting, key=_added_at))
+        return None
+
+    def call_file(self, claim: Claim) -> Path:
+        """Return the file of a claimed call."""
+        return self._path(claim.job, claim.index) / "call"
+
+    def output_folder(self, claim: Claim) -> Path:
+        """Return the folder for the lines of a claimed call; make it."""
+        folder = self._path(claim.job, claim.index) / "output"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def is_cancelled(self, claim: Claim) -> bool:
+        """Return whether a claimed call was cancelled."""
+        return (self._path(claim.job, claim.index) / "cancelled").exists()
+
+    def finish(self, claim: Claim, outcome: JobOutcome) -> bool:
+        """Store the outcome of a run; return False if the run was ended for its worker's death before."""
+        return self._end(claim, outcome_parts(outcome))
+
+    def give_back(self, claim: Claim) -> None:
+        """Take the claim of a call back that has not begun."""
+        self._path(claim.job, claim.index).joinpath(f"claim-{claim.attempt}").unlink()
+
+    # --- the supervisor ---------------------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Forget what was found to be over: a job of the same name may have taken its place."""
+        self._over.clear()
+
+    def unfinished(self) -> int:
+        """Return the number of calls that wait or run here."""
+        return sum(1 for _ in self._unfinished())
+
+    def last_end(self) -> float:
+        """Return the time of the last outcome, in seconds since the epoch, as of the last look; 0 if there is none."""
+        return self._last_end
+
+    def claims(self, incarnation: str = "") -> list[Claim]:
+        """Return the claims of calls that run, of one process or of all."""
+        running = (call.claim() for call in self._unfinished() if call.state is JobState.RUNNING)
+        return [claim for claim in running if incarnation in ("", claim.incarnation)]
+
+    def release(self, claim: Claim, loss: JobOutcome) -> bool:
+        """End a run whose worker is dead. Return True if the call runs again, having a retry left.
+
+        Args:
+            claim: the run.
+            loss: the outcome if it does not. Only :attr:`JobEnd.LOST` may be followed by another run.
+        """
+        call = CallFolder(self._path(claim.job, claim.index))
+        for name in call.names:
+            if name.startswith(_PART):  # half an outcome
+                (call.path / name).unlink(missing_ok=True)
+        if "cancelled" in call.names:
+            self._end_cancelled(claim)
+            return False
+        if loss.end is JobEnd.LOST and claim.attempt <= read_head(call.call)["retries"]:
+            return self._end(claim, [_AGAIN])
+        self._end(claim, outcome_parts(loss))
+        return False
+
+    # --- the folders ------------------------------------------------------------------------------------------------
+
+    def _end(self, claim: Claim, content: Iterable[Content]) -> bool:
+        folder = self._path(claim.job, claim.index)
+        part = _write_part(folder, content)
+        try:
+            return _link(part, folder / f"end-{claim.attempt}")
+        finally:
+            part.unlink()
+
+    def _end_cancelled(self, claim: Claim) -> None:
+        runs = claim.attempt - (claim.worker == _NO_WORKER)
+        message = f"job {claim.job} was cancelled"
+        outcome = JobOutcome(end=JobEnd.CANCELLED, node=-1, worker=claim.worker, attempt=runs, message=message)
+        self._end(claim, outcome_parts(outcome))
+
+    def _path(self, job: str, index: int) -> Path:
+        if not _NAME.fullmatch(job):
+            raise ValueError(f"a job's name has letters, digits, '.', '_' and '-', 100 at most, got {job!r}")
+        return self._folder / job / str(index)
+
+    def _find(self, job: str, index: int) -> CallFolder:
+        call = CallFolder(self._path(job, index))
+        if call.state is None:
+            raise UnknownJobError(f"no call {index} of a job {job!r} is here")
+        return call
+
+    def _jobs(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return sorted(name for name in os.listdir(self._folder) if _NAME.fullmatch(name))
+        return []
+
+    def _indices(self, job: str) -> list[str]:
+        with suppress(FileNotFoundError):
+            return sorted(os.listdir(self._folder / job), key=_as_number)
+        return []
+
+    def _unfinished(self) -> Iterator[CallFolder]:
+        for key in [(job, name) for job in self._jobs() for name in self._indices(job)]:
+            if key in self._over:
+                continue
+            call = CallFolder(self._folder.joinpath(*key))
+            if call.state in _UNFINISHED:
+                yield call
+            elif call.state is JobState.OVER:
+                self._over.add(key)
+                with suppress(FileNotFoundError):  # the job was removed
+                    self._last_end = max(self._last_end, call.outcome.stat().st_mtime)
+
+    def _facts_of(self, job: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for name in self._indices(job):
+            call = CallFolder(self._folder / job / name)
+            with suppress(FileNotFoundError):  # it was removed
+                if call.state is not None:
+                    yield name, _facts(call)
+
+
+def _facts(call: CallFolder) -> dict[str, Any]:
+    head = read_head(call.call)
+    claim = call.claim() if f"claim-{call.attempt}" in call.names else None
+    facts: dict[str, Any] = {"state": call.state, "label": head["label"], "retries": head["retries"]}
+    facts |= {"runs": call.attempt, "outcome_bytes": 0, "cancelled": "cancelled" in call.names}
+    if claim is not None:
+        facts |= {"worker": claim.worker, "incarnation": claim.incarnation, "since": claim.since}
+    if call.state is JobState.OVER:
+        ended = read_end(call.outcome)
+        facts |= {"state": ended.end, "runs": ended.attempt, "worker": ended.worker, "seconds": ended.seconds}
+        facts |= {"outcome_bytes": call.outcome.stat().st_size}
+        facts |= {"path": f"{call.path.parent.name}/{call.path.name}/{call.outcome.name}"}
+    return facts
+
+
+def _claim(call: CallFolder, worker: int, incarnation: str) -> Claim | None:
+    """Claim the next run of a call; None if another process was faster."""
+    claim = Claim(
+        job=call.path.parent.name,
+        index=int(call.path.name),
+        attempt=call.attempt + 1,
+        worker=worker,
+        incarnation=incarnation,
+        since=time.time(),
+    )
+    facts = {"worker": worker, "incarnation": incarnation, "since": claim.since}
+    part = _write_part(call.path, [json.dumps(facts).encode()])
+    try:
+        if not _link(part, call.path / f"claim-{claim.attempt}"):
+            return None
+    finally:
+        part.unlink()
+    return claim
+
+
+def _write_part(folder: Path, content: Iterable[Content]) -> Path:
+    """Write a file of another name, which only a whole one gives up for its own."""
+    part = folder / f"{_PART}{uuid.uuid4().hex}"
+    try:
+        with open(part, "xb", opener=partial(os.open, mode=0o600)) as file:
+            file.writelines(content)
+    except BaseException:  # a full disk
+        part.unlink(missing_ok=True)
+        raise
+    return part
+
+
+def _link(part: Path, path: Path) -> bool:
+    """Give a file its name; return False if another one has it."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _replace(path: Path, content: Iterable[Content]) -> None:
+    os.replace(_write_part(path.parent, content), path)
+
+
+def _added_at(path: Path) -> int:
+    try:
+        return path.joinpath("call").stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _as_number(name: str) -> int:
+    return int(name) if name.isdecimal() else -1
