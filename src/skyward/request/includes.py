@@ -280,6 +280,14 @@ def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], Map
     return tuple(files), left_out
 
 
+def files_below(folder: Path) -> tuple[IncludedFile, ...]:
+    """Return the files of a folder, under its name, without what :func:`select_files` leaves out.
+
+    Raises :class:`~skyward.errors.ConfigurationError`: a link leads out of it, or a file cannot be read.
+    """
+    return tuple(_below(str(folder), folder, {}))
+
+
 def pack_files(files: Iterable[IncludedFile], into: IO[bytes]) -> None:
     """Write the files as a compressed tar archive without their owners; calls may write into the folders.
 

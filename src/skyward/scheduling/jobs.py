@@ -1,0 +1,302 @@
+"""Jobs of a kept fleet: handed to nodes, looked at, fetched, and run elsewhere when their node is lost.
+
+A node runs its jobs without a client. This module is what a client does for them: while it is attached, and in any
+other program of the same user that asks for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final, Protocol
+
+from skyward.base.waiting import SYSTEM_CLOCK
+from skyward.errors import SkywardError
+from skyward.events import LogLine
+from skyward.fleet.node_jobs import RUNNING, UNFINISHED, CallState, JobRefusedError, NodeJobs
+from skyward.ledger.job_folders import JobFolder, job_folders, loads, write_private
+from skyward.shipping.job_file import JobEnd, JobOutcome, join_calls, outcome_parts, read_end, read_head
+
+UNKNOWN: Final = "unknown"
+"""State of a call whose node cannot be asked, or is gone."""
+_LOOK_S = 30.0  # besides reports of the nodes; for jobs that another program has spawned, too
+_logger = logging.getLogger("skyward")
+
+States = Mapping[str, Mapping[str, Mapping[int, CallState]]]
+"""States of calls by instance, job and index; without the instances that did not answer."""
+
+
+class JobNodes(Protocol):
+    """Nodes of a fleet, as far as a program reaches them."""
+
+    async def reached(self) -> Sequence[NodeJobs]:
+        """Return the nodes that may be asked."""
+        ...
+
+
+def choose_places(calls: int, load: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the instance for each of so many calls: the one with the fewest unfinished calls, in their order."""
+    counts = Counter(load)
+    places: list[str] = []
+    for _ in range(calls):
+        place = min(load, key=lambda instance_id: counts[instance_id])
+        counts[place] += 1
+        places.append(place)
+    return tuple(places)
+
+
+async def hand_over(folder: JobFolder, nodes: Iterable[NodeJobs], indices: Iterable[int]) -> None:
+    """Add calls of a job to the nodes that they are placed on. Idempotent.
+
+    Raises:
+        UnreachableError: a node does not answer.
+    """
+    record = folder.record
+    by_place: dict[tuple[str, int], list[int]] = {}
+    for index in indices:
+        by_place.setdefault((record.places[index], record.runs[index]), []).append(index)
+    reached = {node.instance_id: node for node in nodes}
+
+    async def add(node: NodeJobs, calls: Sequence[int], runs: int) -> None:
+        contents = ((index, folder.call(index).read_bytes()) for index in calls)
+        content = await asyncio.to_thread(join_calls, contents)
+        await node.add(record.job, memoryview(content), runs=runs)
+
+    orders = [add(reached[place], calls, runs) for (place, runs), calls in by_place.items() if place in reached]
+    for error in await asyncio.gather(*orders, return_exceptions=True):
+        if isinstance(error, BaseException) and not isinstance(error, FileNotFoundError):  # it is over by now
+            raise error
+
+
+async def states_on(nodes: Iterable[NodeJobs], *job: str) -> States:
+    """Return the states of all calls, or of one ``job``, on the nodes that answer."""
+
+    async def ask(node: NodeJobs) -> tuple[str, Mapping[str, Mapping[int, CallState]]] | None:
+        try:
+            return node.instance_id, await node.states(*job)
+        except JobRefusedError as refusal:
+            return (node.instance_id, {}) if refusal.kind == "unknown" else None
+        except SkywardError as error:
+            _logger.debug("node %d does not tell the states of its jobs: %s", node.node, error)
+            return None
+
+    return dict(filter(None, await asyncio.gather(*map(ask, nodes))))
+
+
+def state_of(folder: JobFolder, index: int, states: States) -> CallState | None:
+    """Return the state of a call: from its outcome here, or from its node; None if that has never seen it."""
+    with suppress(OSError, ValueError):
+        end = read_end(folder.outcome(index))
+        return CallState(state=end.end, runs=end.attempt, seconds=end.seconds)
+    record = folder.record
+    known = states.get(record.places[index])
+    if known is None:
+        return CallState(state=UNKNOWN, runs=record.runs[index])
+    return known.get(record.job, {}).get(index)
+
+
+async def fetch_call(folder: JobFolder, index: int, node: NodeJobs, state: CallState) -> None:
+    """Copy the output and the outcome of a call that is over from its node. Idempotent.
+
+    Raises:
+        UnreachableError: the node does not answer.
+        FetchError: its outcome cannot be read there.
+        OSError: there is no room here.
+    """
+    if folder.outcome(index).exists():
+        return
+    lines = [line async for line in lines_of(node, folder.record.job, index)]
+    await asyncio.to_thread(write_private, folder.output(index), [_text(line) for line in lines])
+    await node.fetch_outcome(state.path, folder.outcome(index))  # last: it says that all is here
+    with suppress(FileNotFoundError):
+        folder.call(index).unlink()
+
+
+async def lines_of(node: NodeJobs, job: str, index: int) -> AsyncGenerator[LogLine]:
+    """Yield the lines of a call that its node has now."""
+    at, more = "", True
+    while more:
+        lines, at, more = await node.output(job, index, at)
+        for line in lines:
+            yield line
+
+
+def kept_lines(path: Path) -> list[LogLine]:
+    """Return the lines of a call that were fetched."""
+    with suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
+        return [LogLine(*json.loads(line)) for line in file]
+    return []
+
+
+def _text(line: LogLine) -> bytes:
+    return json.dumps([*asdict(line).values()]).encode() + b"\n"
+
+
+def runs_used(placed: int, seen: CallState | None, *, preempted: bool, retries: int) -> int:
+    """Return how many runs of a call are used up once its node is lost.
+
+    A call that waited there when it was last seen may have begun since. A preemption uses up no retry of a call that
+    may be repeated (docs/decisions/021).
+
+    Args:
+        placed: runs used up when the node got the call.
+        seen: its state there when it was last seen; None if it never was.
+        preempted: whether the provider took the machine back.
+        retries: runs that it may have after the first.
+    """
+    known = placed if seen is None else max(placed, seen.runs)
+    begun = known if seen is not None and seen.state == RUNNING else known + 1
+    return begun - 1 if preempted and retries else begun
+
+
+class FleetJobs:
+    """What an attached client does for the jobs of its fleet. Belongs to the event loop.
+
+    It hands over calls that a node does not have, fetches what is over, and runs calls of lost nodes elsewhere.
+
+    Args:
+        fleet: the fleet's name.
+        pool_id: the pool's id.
+        nodes: returns the nodes that can be asked.
+        present: returns the instances of all nodes, reached or not.
+        publish: receiver of what the user should know, in words.
+
+    Attributes:
+        fleet: the fleet's name.
+        pool_id: the pool's id.
+    """
+
+    def __init__(
+        self,
+        fleet: str,
+        pool_id: str,
+        *,
+        nodes: Callable[[], Sequence[NodeJobs]],
+        present: Callable[[], Iterable[str]],
+        publish: Callable[[str], None],
+    ) -> None:
+        self.fleet = fleet
+        self.pool_id = pool_id
+        self._nodes = nodes
+        self._present = present
+        self._publish = publish
+        self._changed = asyncio.Event()
+        self._preempted: set[str] = set()
+        self._seen: dict[tuple[str, int], CallState] = {}
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def reached(self) -> Sequence[NodeJobs]:
+        """Return the nodes that can be asked."""
+        return self._nodes()
+
+    def open(self) -> None:
+        """Begin to look after the fleet's jobs."""
+        _attached[self.fleet] = self
+        self._task = asyncio.get_running_loop().create_task(self._look_after())
+
+    async def close(self) -> None:
+        """Leave the jobs to their nodes. Idempotent."""
+        if _attached.get(self.fleet) is self:
+            del _attached[self.fleet]
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def look_soon(self) -> None:
+        """Look at the jobs now: one was spawned, has ended, or a node came or went."""
+        self._changed.set()
+
+    def note_preempted(self, instance_id: str) -> None:
+        """Note that a machine is taken back by its provider."""
+        self._preempted.add(instance_id)
+
+    def folders(self) -> Sequence[JobFolder]:
+        """Return the jobs of this fleet."""
+        return [folder for folder in job_folders(self.fleet) if folder.record.pool_id == self.pool_id]
+
+    def unfinished_on(self, instance_id: str) -> int:
+        """Return the number of calls that a node has and that are not fetched."""
+        return loads(self.folders(), [instance_id])[instance_id]
+
+    async def _look_after(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                await self.look()
+            except Exception:
+                _logger.exception("the jobs of %s could not be looked at", self.fleet)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._changed.wait()
+
+    async def look(self) -> None:
+        """Hand over, fetch and move what is due, once."""
+        async with self._looking:
+            due = [(folder, indices) for folder in self.folders() if (indices := folder.unfetched())]
+            if not due:
+                return
+            nodes = {node.instance_id: node for node in self._nodes()}
+            states = await states_on(nodes.values())
+            for folder, indices in due:
+                try:
+                    await self._look_at(folder, indices, nodes, states)
+                except (SkywardError, OSError) as error:
+                    _logger.warning("job %s: %s", folder.record.job, error)
+
+    async def _look_at(
+        self, folder: JobFolder, indices: Sequence[int], nodes: Mapping[str, NodeJobs], states: States
+    ) -> None:
+        present, absent = set(self._present()), list[int]()
+        for index in indices:
+            place, state = folder.record.places[index], state_of(folder, index, states)
+            if state is None:
+                absent.append(index)
+            elif state.state == UNKNOWN:
+                if place not in present and present:
+                    await self._move(folder, index, nodes)
+                    absent.append(index)
+            elif state.state in UNFINISHED:
+                self._seen[folder.record.job, index] = state
+            else:
+                await fetch_call(folder, index, nodes[place], state)
+        await hand_over(folder, nodes.values(), [index for index in absent if not folder.outcome(index).exists()])
+
+    async def _move(self, folder: JobFolder, index: int, nodes: Mapping[str, NodeJobs]) -> None:
+        """Place a call whose node is lost on another one, or end it if it may not run again."""
+        record = folder.record
+        retries = (await asyncio.to_thread(read_head, folder.call(index)))["retries"]
+        before = record.places[index]
+        seen = self._seen.pop((record.job, index), None)
+        used = runs_used(record.runs[index], seen, preempted=before in self._preempted, retries=retries)
+        name = record.job if record.single else f"{record.job}[{index}]"
+        if used > retries:
+            reason = "its node was lost"
+            message = f"job {name} ended with its node, {before}, and may not run again: retries={retries}"
+            outcome = JobOutcome(end=JobEnd.LOST, node=-1, worker=0, attempt=used, message=message, reason=reason)
+            await asyncio.to_thread(write_private, folder.outcome(index), outcome_parts(outcome))
+            self._publish(message)
+        elif nodes:
+            load = loads(self.folders(), nodes)
+            folder.move(index, choose_places(1, load)[0], used)
+            self._publish(f"job {name} runs again from its beginning: its node, {before}, was lost")
+
+
+_attached: dict[str, FleetJobs] = {}
+
+
+def attached_jobs(fleet: str) -> FleetJobs | None:
+    """Return what looks after the jobs of a fleet whose client this process is."""
+    return _attached.get(fleet)
+
+
+async def pause(seconds: float) -> None:
+    """Wait before the next look at a job."""
+    await SYSTEM_CLOCK.sleep(seconds)
