@@ -498,7 +498,9 @@ class LiveCall(CallState):
         self.shipping = None
 
 
-def pack_calls(calls: Iterable[Invocation], memo: ArgumentMemo, known: FunctionCache) -> list[LiveCall]:
+def pack_calls(
+    calls: Iterable[Invocation], memo: ArgumentMemo, known: FunctionCache, *, large_bytes: int = LARGE_BYTES
+) -> list[LiveCall]:
     """Pickle calls, in the caller's thread; a function or an array that several share is pickled or hashed once.
 
     Raises:
@@ -512,7 +514,7 @@ def pack_calls(calls: Iterable[Invocation], memo: ArgumentMemo, known: FunctionC
             function = functions[id(call.fn)] = known.packed(call.fn, memo)
         label = call.label or function.label
         try:
-            packed = pack_arguments(call.args, call.kwargs, label)
+            packed = pack_arguments(call.args, call.kwargs, label, large_bytes=large_bytes)
         except SerializationError:  # once more, one by one, to name the argument: costs nothing where all is well
             for name, value in (*enumerate(call.args), *call.kwargs.items()):
                 pack(value, what=f"argument {name!r} of {label}")

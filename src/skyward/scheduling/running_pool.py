@@ -44,6 +44,7 @@ from skyward.scheduling.certificates import issue
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
 from skyward.shipping.function_cache import FunctionCache
+from skyward.shipping.pickling import LARGE_BYTES, LARGE_HERE_BYTES
 from skyward.submission import FleetStatus, NodeStatus
 from skyward.wire.control import (
     Message,
@@ -202,6 +203,7 @@ class RunningPool:
             thread=self.loop,
             services=self.services,
             functions=FunctionCache(self._complete),
+            large_bytes=LARGE_HERE_BYTES if self._provider.this_machine else LARGE_BYTES,
             subscribed=self._parts.subscribed,
             observer=self._parts.observer,
         )

@@ -58,6 +58,7 @@ from skyward.scheduling.worker_link import (
 )
 from skyward.shipping.blobs import Exchange
 from skyward.shipping.function_cache import FunctionCache
+from skyward.shipping.pickling import LARGE_BYTES
 from skyward.submission import ArgumentMemo, CallLimits, Invocation, worker_names
 from skyward.wire import messages
 from skyward.wire.control import Message, WorkerExit, WorkerRunning
@@ -102,6 +103,7 @@ class Scheduler:
         thread: the client's loop thread, in which it is made.
         services: services of front-ends on the nodes.
         functions: pickles of the functions that the pool has sent.
+        large_bytes: size from which buffers of arguments are kept out of the pickle, and are sent to a node once.
         subscribed: callbacks that receive everything on the bus already.
         observer: receiver of the calls; None without telemetry.
 
@@ -120,6 +122,7 @@ class Scheduler:
         thread: LoopThread,
         services: Services,
         functions: FunctionCache | None = None,
+        large_bytes: int = LARGE_BYTES,
         subscribed: tuple[ev.Callback, ...] = (),
         observer: CallObserver | None = None,
     ) -> None:
@@ -135,6 +138,7 @@ class Scheduler:
         self._dispatch = Dispatch()
         # Submission, from any thread.
         self._functions = functions or FunctionCache()
+        self._large_bytes = large_bytes
         self._subscribed = subscribed
         self._observer = observer
         self._ids = itertools.count(1)
@@ -169,7 +173,7 @@ class Scheduler:
         self, calls: Iterable[Invocation], memo: ArgumentMemo, batch: CallBatch | None = None
     ) -> list[RemoteFuture]:
         """Pickle calls and queue them, each for any worker; a ``batch`` is for a caller that waits for all of them."""
-        packed = pack_calls(calls, memo, self._functions)
+        packed = pack_calls(calls, memo, self._functions, large_bytes=self._large_bytes)
         if len(self.places) > 1:
             for call in packed:
                 if call.together:
@@ -181,7 +185,7 @@ class Scheduler:
 
     def broadcast(self, call: Invocation, batch: CallBatch | None = None) -> list[RemoteFuture]:
         """Pickle a call and queue it on every worker, ordered by (node, worker); ``batch`` is as for :meth:`submit`."""
-        (packed,) = pack_calls([call], ArgumentMemo(), self._functions)
+        (packed,) = pack_calls([call], ArgumentMemo(), self._functions, large_bytes=self._large_bytes)
         with self._placing:  # a leaving node must not look idle before it has these calls
             calls = [replace(packed, pinned=worker, header=header) for worker, header in self._ranks(packed)]
             if call.gang:

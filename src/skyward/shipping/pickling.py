@@ -2,7 +2,7 @@
 
 Functions and classes travel by name, those of the user's own modules next to the sources of these
 (:mod:`skyward.shipping.project_modules`), so that a local ``helpers.py`` needs no packaging. By value travels what has
-no name to be found by (:mod:`skyward.shipping.definitions`). Buffers of 1 MiB and more stay out of band (pickle
+no name to be found by (:mod:`skyward.shipping.definitions`). Large buffers stay out of band (pickle
 protocol 5), so that large arrays are never copied into a pickle.
 """
 
@@ -53,8 +53,10 @@ class _Packing(threading.local):
 
 
 packing: Final = _Packing()
-LARGE_BYTES = 1 << 20
+LARGE_BYTES: Final = 1 << 20
 """Size in bytes from which buffers are kept out of the pickle."""
+LARGE_HERE_BYTES: Final = 256 << 10
+"""That size where client and node share memory: there a file costs less than TLS (docs/decisions/042)."""
 
 PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Exact types whose values are small, immutable and pickled quickly."""
@@ -66,7 +68,7 @@ class Packed:
 
     Attributes:
         data: the pickle.
-        buffers: its out-of-band buffers, flat, in the pickle's order, each of :data:`LARGE_BYTES` or more.
+        buffers: its large buffers, which are kept out of band, flat, in the pickle's order.
         sources: the sources that must be there before it is unpickled; None if it needs none, or contains them.
     """
 
@@ -77,21 +79,22 @@ class Packed:
     sources: SourceSet | None = None
 
 
-def pack(obj: object, *, what: str, apart: bool = False) -> Packed:
+def pack(obj: object, *, what: str, apart: bool = False, large_bytes: int = LARGE_BYTES) -> Packed:
     """Pickle ``obj`` for a worker; ``what`` names it in errors.
 
     Args:
         obj: the object.
         what: its name.
         apart: return the sources of the user's modules next to the pickle; otherwise it contains them.
+        large_bytes: size in bytes from which buffers are kept out of the pickle.
 
     Raises:
         SerializationError: it cannot be pickled; the message names the offending part.
     """
-    return _pack(obj, what, is_result=False, apart=apart)
+    return _pack(obj, what, is_result=False, apart=apart, large_bytes=large_bytes)
 
 
-def pack_result(obj: object, *, what: str) -> Packed:
+def pack_result(obj: object, *, what: str, large_bytes: int = LARGE_BYTES) -> Packed:
     """Pickle ``obj``, a worker's result, for the client.
 
     The client's own classes, functions and modules go by name, and are its own again there.
@@ -103,19 +106,19 @@ def pack_result(obj: object, *, what: str) -> Packed:
         return Packed(data=pickle.dumps(obj, 5))
     packing.of_result = True
     try:
-        return _pack(obj, what, is_result=True, apart=True)
+        return _pack(obj, what, is_result=True, apart=True, large_bytes=large_bytes)
     finally:
         packing.of_result = False
 
 
-def _pack(obj: object, what: str, *, is_result: bool, apart: bool) -> Packed:
+def _pack(obj: object, what: str, *, is_result: bool, apart: bool, large_bytes: int) -> Packed:
     if type(obj) in PLAIN_TYPES:  # no definitions in it: the plain pickler will do
         return Packed(data=pickle.dumps(obj, protocol=5))
     buffers: list[memoryview] = []
 
     def keep_out(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
-        if view.nbytes < LARGE_BYTES:
+        if view.nbytes < large_bytes:
             return True
         buffers.append(view)
         return False
@@ -144,7 +147,9 @@ def _pack(obj: object, what: str, *, is_result: bool, apart: bool) -> Packed:
     return Packed(data=data, buffers=tuple(buffers), sources=sources)
 
 
-def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) -> Packed:
+def pack_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], label: str, *, large_bytes: int = LARGE_BYTES
+) -> Packed:
     """Pickle a call's arguments, as ``(args, kwargs)``; quickly where they are a few numbers and strings.
 
     Raises:
@@ -154,7 +159,7 @@ def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], label: str) ->
         return Packed(data=pickle.dumps((args, kwargs), protocol=5))
     packing.arguments_of = label
     try:
-        return pack((args, kwargs), what=f"the arguments of {label}", apart=True)
+        return pack((args, kwargs), what=f"the arguments of {label}", apart=True, large_bytes=large_bytes)
     finally:
         packing.arguments_of = ""
 

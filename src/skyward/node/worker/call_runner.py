@@ -34,9 +34,16 @@ from skyward.node.worker.call_mark import RUNNING, WATCHED, Mark, arm, blank_mar
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
-from skyward.node.worker.shared_results import SHARED_BYTES, SharedResults
+from skyward.node.worker.shared_results import SharedResults
 from skyward.shipping.definitions import enter_main
-from skyward.shipping.pickling import LARGE_BYTES, Packed, add_note, pack_result, unpack_call_with_main
+from skyward.shipping.pickling import (
+    LARGE_BYTES,
+    LARGE_HERE_BYTES,
+    Packed,
+    add_note,
+    pack_result,
+    unpack_call_with_main,
+)
 from skyward.shipping.received_modules import take_sources
 from skyward.shipping.remote_exceptions import pack_error, text_of
 from skyward.wire.lane import CHUNK_BYTES
@@ -338,6 +345,10 @@ class CallRunner:
                 call_ids, seconds, pickles = zip(*results, strict=True)
                 self._outlet.push(SmallResults(call_ids, seconds, pickles))
 
+    @property
+    def _large_bytes(self) -> int:
+        return LARGE_BYTES if self.shared_results is None else LARGE_HERE_BYTES
+
     def _may_run(self) -> bool:
         """Return whether a call is queued and the client keeps up with the results."""
         return bool(self._queue) and self._outlet.kept_bytes <= _KEPT_BYTES_BOUND
@@ -438,7 +449,7 @@ class CallRunner:
             value = call_in_this_process(function, args, kwargs)
         finally:
             self._signals.restore()
-        return pack_result(value, what=f"the result of {sent.label}")
+        return pack_result(value, what=f"the result of {sent.label}", large_bytes=self._large_bytes)
 
     @contextmanager
     def _within(self, call: ReceivedCall, header: CallHeader) -> Generator[None]:
@@ -462,7 +473,7 @@ class CallRunner:
         return self._meetings.get()
 
     def _send(self, call_id: int, result: Packed, seconds: float) -> None:
-        large = len(result.data) >= LARGE_BYTES
+        large = len(result.data) >= self._large_bytes
         if large or result.buffers:
             self._send_large(call_id, result, seconds)
             return
@@ -478,7 +489,7 @@ class CallRunner:
     def _send_large(self, call_id: int, result: Packed, seconds: float) -> None:
         disarm(self._begun)  # the client may be away, and its time is not the call's
         client = self._client
-        large = len(result.data) >= LARGE_BYTES
+        large = len(result.data) >= self._large_bytes
         parts = ([memoryview(result.data)] if large else []) + list(result.buffers)
         data = b"" if large else result.data
         outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
@@ -501,10 +512,9 @@ class CallRunner:
 
     def _share(self, parts: Sequence[memoryview]) -> str:
         """Copy a result into memory that the client shares; return its name, empty if it has to be sent."""
-        nbytes = sum(part.nbytes for part in parts)
-        if self.shared_results is None or nbytes < SHARED_BYTES:
+        if self.shared_results is None:
             return ""
-        room = _SHARED_LIMIT * self.memory_limit_bytes - nbytes
+        room = _SHARED_LIMIT * self.memory_limit_bytes - sum(part.nbytes for part in parts)
         if self.memory_limit_bytes and psutil.Process().memory_info().rss > room:  # the copy counts as this worker's
             return ""
         return self.shared_results.store(parts, self.memory_limit_bytes)

@@ -17,9 +17,6 @@ from typing import Final
 
 from skyward.wire.messages import places_in_segment
 
-SHARED_BYTES: Final = 4 << 20
-"""Size of a result in bytes from which it is shared: below it a file costs more than a copy."""
-
 _FREE_BYTES: Final = 1 << 30
 _FREE_S: Final = 10.0
 _MAPPED_BYTES: Final = 1 << 30

@@ -12,8 +12,8 @@ import pytest
 from skyward.node.worker.call_mark import RUNNING, WATCHED, Mark, blank_mark
 from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
 from skyward.node.worker.output import CallOutput
-from skyward.node.worker.shared_results import SHARED_BYTES, SharedResults
-from skyward.shipping.pickling import LARGE_BYTES, pack
+from skyward.node.worker.shared_results import SharedResults
+from skyward.shipping.pickling import LARGE_BYTES, LARGE_HERE_BYTES, pack
 from skyward.wire.messages import CallResult, Payload, ResultChunk, SmallResults, ToClient
 
 NO_ARGUMENTS = pack(((), {}), what="no arguments").data
@@ -163,9 +163,19 @@ def test_a_shared_result_for_a_client_that_is_gone_is_removed(tmp_path: Path) ->
             return name
 
     outlet.runner.shared_results = NewClientMeanwhile(tmp_path, "result-0-")
-    outlet.run(lambda: bytes(SHARED_BYTES))
+    outlet.run(lambda: bytes(LARGE_BYTES))
     assert outlet.items == []
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_result_lies_in_memory_that_the_client_shares_where_there_is_some(tmp_path: Path) -> None:
+    for shared, segments in ((SharedResults(tmp_path, "result-0-"), 1), (None, 0)):
+        outlet = Outlet()
+        outlet.runner.shared_results = shared
+        outlet.run(lambda: bytes(LARGE_HERE_BYTES))
+        assert len([*tmp_path.iterdir()]) == segments
+        assert [type(item) for item in outlet.items] == ([CallResult] if segments else [SmallResults])
+        SharedResults(tmp_path, "result-0-").clear()
 
 
 def test_a_call_of_a_client_that_is_gone_answers_nobody() -> None:
