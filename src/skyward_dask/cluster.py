@@ -83,7 +83,8 @@ class PoolParams(TypedDict, total=False):
 
     provider: Any
     image: Image | None
-    nodes: int
+    nodes: int | tuple[int, int]
+    idle: str | float | None
     machine: str | None
     accelerator: str | Accelerator | None
     cpu: int | None

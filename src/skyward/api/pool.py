@@ -48,7 +48,7 @@ from skyward.providers.base import Provider, checked_provider
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import checked_patterns
 from skyward.request.front_ends import FRONT_ENDS, load_front_end
-from skyward.request.request import SpotLike, checked_nodes, checked_ranks, parse_request
+from skyward.request.request import SpotLike, checked_ranks, parse_request
 from skyward.request.volume import Volume
 from skyward.scheduling.calls import CallBatch, RemoteFuture
 from skyward.submission import (
@@ -86,7 +86,10 @@ class ComputePool(CallsByFunction):
         provider: source of the machines, such as ``sky.Local()``.
         image: the environment of the workers, added to the distributions that this program imports, which nodes get in
             the versions installed here; ``Image(mirror=False)`` leaves those out.
-        nodes: number of machines.
+        nodes: number of machines, or the minimum and the maximum of an elastic pool, such as ``(0, 8)``. That opens
+            with the minimum, grows when the calls that wait are worth the boot of more, and gives idle ones back.
+        idle: time after which a machine of an elastic pool that has no work is given back, such as ``"10m"``, or in
+            seconds; five minutes by default.
         machine: the provider's name of an instance type; by default the cheapest that satisfies the request.
         accelerator: accelerator of each machine, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``.
         cpu: minimum number of cores for each worker.
@@ -122,7 +125,8 @@ class ComputePool(CallsByFunction):
         *,
         provider: Provider,
         image: Image | None = None,
-        nodes: int = 1,
+        nodes: int | tuple[int, int] = 1,
+        idle: str | float | None = None,
         machine: str | None = None,
         accelerator: str | Accelerator | None = None,
         cpu: int | None = None,
@@ -145,6 +149,7 @@ class ComputePool(CallsByFunction):
         self._request = parse_request(
             image=image,
             nodes=nodes,
+            idle=idle,
             machine=machine,
             accelerator=accelerator,
             cpu=cpu,
@@ -382,7 +387,9 @@ class ComputePool(CallsByFunction):
         if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise not_a_call(pending)
         call = pending.invocation()
-        ended = self._ready.scheduler.run([call], everywhere=True)
+        running = self._ready
+        running.have_a_node()
+        ended = running.scheduler.run([call], everywhere=True)
         return _results(ended, (pending,) * len(ended), return_exceptions=False)
 
     def executor(self) -> PoolExecutor:
@@ -405,8 +412,11 @@ class ComputePool(CallsByFunction):
         ready; ``@`` includes them from now on. Removed nodes finish running calls and calls that are bound to them;
         their other calls move. A later call overrides an earlier one.
 
+        An elastic pool goes on from there, with the work that it has then.
+
         Args:
-            nodes: target number, at least 1: node 0 stays, because the scheduler runs there.
+            nodes: target number, at least 1: node 0 stays, because the scheduler runs there. Of an elastic pool, a
+                number between its minimum and its maximum.
             drop: ranks of the nodes to remove first; by default the highest ranks.
 
         Returns:
@@ -417,7 +427,8 @@ class ComputePool(CallsByFunction):
             ConfigurationError: ``nodes`` or ``drop`` is wrong.
             PoolStateError: the pool is not open.
         """
-        return self._ready.scale(checked_nodes(nodes), checked_ranks("drop", drop))
+        running = self._ready
+        return running.scale(self._request.checked_size(nodes), checked_ranks("drop", drop))
 
     @without_frames
     def fetch(
@@ -489,6 +500,7 @@ class ComputePool(CallsByFunction):
     def service(self, service: NodeService) -> ServiceAccess:
         """See :meth:`skyward.submission.ElasticFleet.service`."""
         running = self._ready
+        running.have_a_node()
         return running.loop.call(running.services.use(service))
 
     def forward(self, address: str) -> str:
@@ -499,8 +511,9 @@ class ComputePool(CallsByFunction):
     @property
     def capacity(self) -> int:
         """See :attr:`skyward.submission.TaskSubmitter.capacity`."""
-        nodes = len(self._running.fleet.wanted) if self._running else self._request.nodes
-        return nodes * self._request.workers_per_node
+        request = self._request
+        nodes = len(self._running.fleet.wanted) if self._running and not request.elastic else request.nodes
+        return nodes * request.workers_per_node
 
     def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.submit_calls`."""
@@ -511,7 +524,9 @@ class ComputePool(CallsByFunction):
 
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.broadcast_call`."""
-        return list(self._ready.scheduler.broadcast(call))
+        running = self._ready
+        running.have_a_node()
+        return list(running.scheduler.broadcast(call))
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         """See :meth:`skyward.submission.TaskSubmitter.cancel_calls`."""

@@ -45,6 +45,8 @@ _ATTEMPTS = 5
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SETTLED_S = 60.0
+_BOOT_S = 60.0
+"""What a boot is taken to need before the first one was measured, in seconds."""
 _BAR_S, _LONGEST_BAR_S = 12.0, 600.0
 _GRACE_S = 10.0
 """Seconds after its announced end at which a preempted machine is given up."""
@@ -140,6 +142,9 @@ class Fleet:
         ledger: where machines are recorded before they are requested.
         clock: the time, for deadlines and cost.
         make_node: maker of the nodes.
+
+    Attributes:
+        boot_s: seconds from the latest launch of a node until it took calls.
     """
 
     _user: FleetUser
@@ -168,6 +173,7 @@ class Fleet:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reported: Exception | None = None
+        self.boot_s = _BOOT_S
         self._failed_additions, self._barred_until = 0, -math.inf
         self._closed = False
 
@@ -268,18 +274,18 @@ class Fleet:
     # --- opening, scaling, closing ----------------------------------------------------------------------------------
 
     async def start(self, user: FleetUser) -> None:
-        """Bring the requested number of nodes up, have ``user`` use them, and keep that number from then on.
+        """Bring the first nodes up, have ``user`` use them, and keep that number from then on.
 
         Unfit machines are exchanged, three at most for each rank. On any failure or cancellation, terminate every
         machine and confirm it before the error is raised. Machines that cannot be confirmed gone raise
         :class:`~skyward.errors.TerminationError`, with the first error in a note.
         """
         self._user = user
-        members = self._add_members(range(self._request.nodes))
+        members = self._add_members(range(self._request.first_nodes))
         self._spawn(renew_secrets(self._machines))
         self._spawn(self._end_lost_machines())
         try:
-            nodes = await self._machines.launch([member.rank for member in members])
+            nodes = await self._machines.launch([member.rank for member in members]) if members else ()
             await _all_or_the_first_error(
                 {node.rank: self._make_node(self._members[node.rank], node) for node in nodes}
             )
@@ -297,18 +303,18 @@ class Fleet:
         that is no longer needed.
 
         Args:
-            size: the intended number of nodes.
+            size: the intended number of nodes. At 0, node 0 leaves too; else it stays.
             drop: ranks that leave first.
         """
         if self._closed:
             raise PoolStateError("the pool is closed")
         if size > len(self.wanted) and (refusal := self._refusal()) is not None:
             return _raise(refusal)
-        if HEAD not in self.wanted:  # it was given up; nodes in its reach are told of it again
-            self._grow(1)
+        if size and HEAD not in self.wanted:  # it was given up, or left; nodes in its reach are told of it again
+            self._grow(max(1, size - len(self.wanted)))
         surplus = len(self.wanted) - size
         if surplus > 0:
-            for member in self._dispensable(drop)[:surplus]:
+            for member in self._dispensable(drop, with_head=not size)[:surplus]:
                 self._dismiss(member)
         elif surplus < 0:
             self._grow(-surplus)
@@ -373,16 +379,27 @@ class Fleet:
         return members
 
     def _grow(self, count: int) -> None:
-        free = [rank for rank in range(len(self._members) + count) if rank not in self._members]
+        leaving = self._members.get(HEAD)
+        if leaving is not None and leaving.wanted:
+            leaving = None
+        taken = self._members.keys() - ({HEAD} if leaving else set())
+        free = [rank for rank in range(len(self._members) + count) if rank not in taken]
         members = self._add_members(free[:count])
-        launching = self._spawn(self._launch([member.rank for member in members]))
+        launching = self._spawn(self._launch_after(leaving, members))
         for member in members:
             member.launching = launching
             member.task = self._spawn(self._run_member(member))
 
-    def _dispensable(self, drop: Collection[int]) -> list[Member]:
-        """Order members by removal: those in ``drop``, those not in use yet, the highest ranks; never the head."""
-        members = [member for member in self._members.values() if member.wanted and member.rank != HEAD]
+    async def _launch_after(self, leaving: Member | None, members: Sequence[Member]) -> Mapping[int, Node]:
+        """Launch machines, once the former head has left if one of them takes its rank."""
+        if leaving is not None and leaving.task is not None:
+            await asyncio.wait([leaving.task])
+        ranks = [member.rank for member in members if member.wanted]
+        return await self._launch(ranks) if ranks else {}
+
+    def _dispensable(self, drop: Collection[int], *, with_head: bool) -> list[Member]:
+        """Order members by removal: those in ``drop``, those not in use yet, the highest ranks."""
+        members = [member for member in self._members.values() if member.wanted and (with_head or member.rank != HEAD)]
         return sorted(members, key=lambda member: (member.rank not in drop, member.in_use, -member.rank))
 
     def _dismiss(self, member: Member) -> None:
@@ -392,7 +409,7 @@ class Fleet:
         member.up.cancel()
         member.leave.set()
         if not member.in_use and member.task is not None:
-            member.task.cancel()
+            asyncio.get_running_loop().call_soon(member.task.cancel)  # not before its first step: it cleans up
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``work`` until :meth:`close`. It reports its own errors."""
@@ -431,7 +448,7 @@ class Fleet:
             return
         if member.launching is not None:  # not cancelled: it launches other nodes too
             await asyncio.wait([member.launching])
-        self._user.detach(member.rank, "the fleet was made smaller", for_good=True)
+        self._user.detach(member.rank, "the fleet was made smaller", for_good=self._is_last_of_rank(member))
         try:
             await self._end(member)
         except SkywardError as error:
@@ -477,7 +494,7 @@ class Fleet:
             self._discard(member)
             reason = f"node {rank} {'is preempted' if loss.preempted else 'is lost'}: {loss.reason}"
             if not member.wanted:
-                self._user.detach(rank, reason, for_good=True, preempted=loss.preempted)
+                self._user.detach(rank, reason, for_good=self._is_last_of_rank(member), preempted=loss.preempted)
                 member.used = None
                 return failures
             if loss.timed_out:
@@ -575,8 +592,12 @@ class Fleet:
             self._wake_waiters()
         self._announce()
 
+    def _is_last_of_rank(self, member: Member) -> bool:
+        """Return True unless the rank of a member that leaves has been given to another, which waits for its end."""
+        return self._members.get(member.rank) is member
+
     def _forget(self, member: Member) -> None:
-        if self._members.get(member.rank) is member:
+        if self._is_last_of_rank(member):
             del self._members[member.rank]
 
     def _report(self, what: str, error: Exception) -> None:
@@ -696,6 +717,7 @@ class Fleet:
             raise
         self._machines.unfit.forget(rank)  # later ones are counted from one
         member.used = node
+        self.boot_s = self._clock.elapsed() - node.usage.launched_at
 
     async def _exchange(self, node: Node, error: UnfitMachineError) -> Node:
         """Launch another machine in the place of an unfit one, which is ended in the background.

@@ -267,7 +267,7 @@ class NodeSetup:
             watch=node.instance.watch,
             power_off=node.instance.power_off,
             volumes=node.volumes,
-            sharers=size if shared else 1,
+            sharers=(request.nodes if request.elastic else size) if shared else 1,
             least_cpu=request.wish.cpu or 0 if shared else 0,
             least_memory_bytes=int((request.wish.memory_gib or 0) * _GIB) if shared else 0,
             bought_cpu=spec.cpu if rented else 0,

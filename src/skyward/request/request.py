@@ -19,6 +19,8 @@ from skyward.request.includes import included_files
 from skyward.request.instance import InstanceWish
 from skyward.request.volume import S3Volume, Volume
 
+_LIMITS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class SpotNever:
@@ -104,11 +106,27 @@ def _number_within(parameter: str, value: object, allowed: str, *, upper: float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRange:
+    """Limits of the size of an elastic pool.
+
+    Attributes:
+        minimum: number of nodes that it opens with, and has at least; 0 if it may have none.
+        maximum: number of nodes that it has at most.
+        idle_s: seconds after which a node without work leaves.
+    """
+
+    minimum: int
+    maximum: int
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
     """Everything that ``ComputePool`` takes about machines, as checked values (``parse_request`` makes it).
 
     Attributes:
-        nodes: number of machines.
+        nodes: number of machines; of an elastic pool, the maximum.
+        elastic: limits of an elastic pool's size; None for a pool of a fixed size.
         machine: the provider's name of the machine type; overrides the requirements below.
         accelerator: kind and number on each node.
         cpu: least number of cores for each worker.
@@ -135,6 +153,7 @@ class PoolRequest:
     image: ImageSettings
     spot: SpotStrategy
     nodes: int = 1
+    elastic: NodeRange | None = None
     machine: str | None = None
     accelerator: Accelerator | None = None
     cpu: int | None = None
@@ -156,6 +175,21 @@ class PoolRequest:
     packages: tuple[str, ...] = COUNTERPARTS
 
     @property
+    def first_nodes(self) -> int:
+        """Number of machines that the pool opens with."""
+        return self.elastic.minimum if self.elastic else self.nodes
+
+    def checked_size(self, nodes: object) -> int:
+        """Return ``nodes`` if the open pool may have that many. Raises ConfigurationError."""
+        if self.elastic is None:
+            return checked_nodes(nodes)
+        least, most = self.elastic.minimum, self.elastic.maximum
+        size = whole_number("nodes", nodes, minimum=least)
+        if size > most:
+            raise refusal("nodes", f"at most {most}, as the pool has nodes={(least, most)}", nodes)
+        return size
+
+    @property
     def workers_per_node(self) -> int:
         """Worker processes on each node: ``concurrency`` times the MIG partitions of the node."""
         return self.concurrency * (self.accelerator.partitions if self.accelerator else 1)
@@ -173,7 +207,8 @@ class PoolRequest:
 
 def parse_request(
     *,
-    nodes: int = 1,
+    nodes: int | tuple[int, int] = 1,
+    idle: str | float | None = None,
     machine: str | None = None,
     accelerator: AcceleratorLike | None = None,
     cpu: int | None = None,
@@ -200,9 +235,11 @@ def parse_request(
             allowed ones. Nothing was started.
     """
     volumes = _volumes(volume)
+    elastic = _node_range(nodes, idle)
     complete = _image(image).merged(pip=[*_pip(pip), *_needs(volumes)], env=EnvVars(env)).anchored()
     return PoolRequest(
-        nodes=checked_nodes(nodes),
+        nodes=checked_nodes(nodes) if elastic is None else elastic.maximum,
+        elastic=elastic,
         machine=None if machine is None else text("machine", machine),
         accelerator=None if accelerator is None else parse_accelerator(accelerator),
         cpu=None if cpu is None else whole_number("cpu", cpu),
@@ -241,6 +278,22 @@ def _kept(name: object, keep: object) -> dict[str, Any]:
     if keep is None:
         raise ConfigurationError(f'name={name!r} is the name of a fleet that is kept: add keep="20m", or leave it out')
     return {"name": fleet_name(name), "keep_s": duration("keep", keep)}
+
+
+def _node_range(nodes: object, idle: object) -> NodeRange | None:
+    if not isinstance(nodes, tuple):
+        if idle is not None:
+            raise ConfigurationError(
+                f"idle={idle!r} needs a range such as nodes=(0, 8): nodes={nodes!r} is a pool of a fixed size"
+            )
+        return None
+    limits = cast("tuple[object, ...]", nodes)
+    if len(limits) != _LIMITS:
+        raise refusal("nodes", "a number, or a minimum and a maximum such as (0, 8)", limits)
+    minimum, maximum = whole_number("the minimum of nodes", limits[0], minimum=0), checked_nodes(limits[1])
+    if minimum > maximum:
+        raise ConfigurationError(f"nodes must be (minimum, maximum), such as {(maximum, minimum)}, got {limits!r}")
+    return NodeRange(minimum=minimum, maximum=maximum, idle_s=duration("idle", "5m" if idle is None else idle))
 
 
 def _pip(value: object) -> Sequence[str]:

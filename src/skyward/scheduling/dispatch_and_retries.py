@@ -13,7 +13,10 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
+
+from skyward.market.autoscale import Workload
 
 # Work in flight per worker: enough that it need not wait for the next message, a round trip of 0.4 ms (decision 007).
 # Not more, because all of it may have begun when a whole node is lost, and uses up retries then (decision 014).
@@ -24,6 +27,9 @@ _MAX_IN_FLIGHT = 1024
 _KNOWN_KINDS = 4096
 # Calls behind the running one are not taken back before this: a revocation costs a round trip itself.
 _OVERDUE_S = 0.05
+# Of a queue longer than this, each 101st call is looked at, so that a million take 20 ms; a prime number, since
+# functions may alternate.
+_LONG_QUEUE, _STEP = 10_000, 101
 
 
 class WorkerId(NamedTuple):
@@ -179,6 +185,30 @@ class Dispatch:
             next(iter(worker.in_flight.values()), None), worker.busy_since, max(0, len(worker.in_flight) - 1)
         )
 
+    def workload(self, now: float) -> Workload:
+        """Return the work that waits and runs, as far as any worker may take it, and since when nodes have none.
+
+        Of a queue of more than ten thousand calls it is an estimate. Nodes that leave do not count.
+        """
+        ran_s: dict[str, float] = {}
+        idle_s: dict[int, float] = {}
+        calls, work_s = 0, 0.0
+        for worker in self._workers.values():
+            if worker.draining and not worker.holding:
+                continue
+            head, since_s = next(iter(worker.in_flight.values()), None), now - worker.busy_since
+            is_idle = worker.up and head is None and not worker.own_queue and not worker.holding
+            idle_s[worker.id.node] = min(idle_s.get(worker.id.node, math.inf), since_s if is_idle else 0.0)
+            if head is not None:
+                calls += len(worker.in_flight)  # those behind the first take 20 ms together
+                rest_s = self._expected_s.get(head.kind, 0.0) - since_s
+                work_s += rest_s if rest_s > 0 else since_s
+                ran_s[head.kind] = max(ran_s.get(head.kind, 0.0), since_s)
+        step = _STEP if len(self._queue) > _LONG_QUEUE else 1
+        kinds = [call.kind for call in islice(self._queue, 0, None, step) if not call.cancelled]
+        work_s += step * sum(max(self._expected_s.get(kind, 0.0), ran_s.get(kind, 0.0)) for kind in kinds)
+        return Workload(calls=calls + step * len(kinds), work_s=work_s, idle_s=idle_s)
+
     def foreign(self, worker_id: WorkerId, call_ids: Sequence[int]) -> int | None:
         """Return the first of these calls that is unfinished and not with this worker; None if there is none."""
         worker = self._workers.get(worker_id)
@@ -231,6 +261,7 @@ class Dispatch:
         self._gone.pop(worker_id, None)
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
         worker.up, worker.draining, worker.holding, worker.overdue = True, retired or held, held, False
+        worker.busy_since = now  # idle from now on, until it gets a call
         worker.target_s, worker.round_trip_s = max(_TARGET_S, 2 * round_trip_s), round_trip_s
         self._sort(worker)
         return self._assign(now)
@@ -299,13 +330,16 @@ class Dispatch:
             return held[0] if held else None
         return next((call for call in held if call.position == begun), None)
 
-    def worker_gone(self, worker_id: WorkerId, reason: str, now: float) -> list[Action]:
-        """Remove a worker for good: calls pinned to it fail; if it was the last worker, all queued calls do."""
+    def worker_gone(self, worker_id: WorkerId, reason: str, now: float, *, planned: bool = False) -> list[Action]:
+        """Remove a worker for good: calls pinned to it fail; if it was the last worker, all queued calls do.
+
+        Calls that came while the last worker left as ``planned`` wait for the next one.
+        """
         actions = self.worker_lost(worker_id, reason, now)
         worker = self._workers.pop(worker_id, None)
         self._gone[worker_id] = reason  # a broadcast may be pinned to it already, and be submitted after this
         stranded = list(worker.own_queue) if worker else []
-        if not self._workers:
+        if not self._workers and not planned:
             stranded += self._queue
             self._queue.clear()
         return actions + [self._give_up(call, worker_id, reason) for call in stranded if not call.cancelled]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from skyward.base.loop import LoopThread
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.environment.skyward_wheel import read_own_wheel
-from skyward.errors import BudgetError
+from skyward.errors import BudgetError, ConfigurationError
 from skyward.events import (
     Callback,
     Error,
@@ -41,6 +41,7 @@ from skyward.providers.base import Provider
 from skyward.request.request import PoolRequest
 from skyward.scheduling.calls import CallObserver
 from skyward.scheduling.certificates import issue
+from skyward.scheduling.elastic import ElasticSize
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
 from skyward.shipping.function_cache import FunctionCache
@@ -119,9 +120,10 @@ class RunningPool:
             if not self._provider.this_machine:  # every machine gets it; the first is still to be bought or reached
                 asyncio.get_running_loop().run_in_executor(None, read_own_wheel)
             await self.fleet.start(self.scheduler)
-            nodes = self._request.nodes
+            nodes = self._request.first_nodes
             self._bus.publish(PoolStarted(nodes, nodes * self._request.workers_per_node))
             spending.report()
+            self._begin_to_follow_work()
         except BaseException as error:
             await self._close()
             if self._spent is not None:  # the cause, in place of a CancelledError
@@ -143,7 +145,29 @@ class RunningPool:
         return asyncio.run_coroutine_threadsafe(waiting, self.loop.loop)
 
     async def _begin_to_scale(self, nodes: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
+        if not nodes and self.services.in_use:
+            raise ConfigurationError("nodes must be at least 1: a service of a front-end runs on node 0")
         return self.fleet.scale(nodes, drop)
+
+    def have_a_node(self) -> None:
+        """Wait until an elastic pool that has no node has one: for calls on all workers, and for services."""
+        elastic = self._request.elastic
+        if elastic is not None and not self.fleet.wanted:
+            self.scale(max(1, elastic.minimum), ()).result()
+
+    def _begin_to_follow_work(self) -> None:
+        request = self._request
+        if request.elastic is not None:
+            size = ElasticSize(
+                self.fleet,
+                request.elastic,
+                workload=self.scheduler.workload,
+                per_node=request.workers_per_node,
+                serves=lambda: self.services.in_use,
+                publish=self._bus.publish,
+            )
+            self._to_close.callback(size.close)
+            size.begin()
 
     async def take_snapshot(self) -> PoolSnapshot:
         """Return the present state of the pool, which may be opening. On the loop."""
@@ -206,6 +230,7 @@ class RunningPool:
             large_bytes=LARGE_HERE_BYTES if self._provider.this_machine else LARGE_BYTES,
             subscribed=self._parts.subscribed,
             observer=self._parts.observer,
+            elastic=request.elastic is not None,
         )
         to_close.push_async_callback(self._end_calls)
         to_close.callback(fleet.close)

@@ -32,6 +32,7 @@ from skyward.events.log_files import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
 from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.fleet.topology import separation
+from skyward.market.autoscale import Workload
 from skyward.scheduling.calls import (
     CallBatch,
     CallGang,
@@ -106,6 +107,7 @@ class Scheduler:
         large_bytes: size from which buffers of arguments are kept out of the pickle, and are sent to a node once.
         subscribed: callbacks that receive everything on the bus already.
         observer: receiver of the calls; None without telemetry.
+        elastic: True if calls wait for a node where there is none.
 
     Attributes:
         links: links to the workers of attached nodes, by id.
@@ -125,6 +127,7 @@ class Scheduler:
         large_bytes: int = LARGE_BYTES,
         subscribed: tuple[ev.Callback, ...] = (),
         observer: CallObserver | None = None,
+        elastic: bool = False,
     ) -> None:
         self.links: dict[WorkerId, WorkerLink] = {}
         self.places: tuple[WorkerId, ...] = ()
@@ -135,6 +138,7 @@ class Scheduler:
         self._bus = bus
         self._tls = tls
         self._workers_per_node = workers_per_node
+        self._elastic = elastic
         self._dispatch = Dispatch()
         # Submission, from any thread.
         self._functions = functions or FunctionCache()
@@ -305,7 +309,7 @@ class Scheduler:
             self._due = False
             calls = list(self._waiting)
             self._waiting.clear()
-        if self._closed or not self.places:
+        if self._closed or not (self.places or self._elastic):
             why = "the pool was closed before the call was done" if self._closed else "every node of the pool is gone"
             for call in calls:
                 call.sink.deliver(call.index, RawOutcome(error=self._closed_for or PoolStateError(why)))
@@ -561,11 +565,12 @@ class Scheduler:
             self._remove(link, reason, preempted=preempted)
         self._leaving -= {rank}
         if for_good:
-            workers = self._workers_of(rank)
+            workers, now = self._workers_of(rank), self._loop.time()
+            planned = not any(map(self._has_place, workers))  # it was retired
             self._known.difference_update(workers)
             self._take_places(workers)
             for worker_id in workers:
-                self._perform(self._dispatch.worker_gone(worker_id, reason, self._loop.time()))
+                self._perform(self._dispatch.worker_gone(worker_id, reason, now, planned=planned))
             self._spawn(self._services.forget(worker_names(rank, self._workers_per_node)))
 
     async def drain(self, rank: int) -> None:
@@ -875,7 +880,11 @@ class Scheduler:
                 self._bus.run(partial(handle_record, item.values, event.place))
         incoming.shown = self._bus.delivery()
 
-    # --- facts for displays -------------------------------------------------------------------------------------------
+    # --- facts for displays and scaling -------------------------------------------------------------------------------
+
+    def workload(self) -> Workload:
+        """Return the work that waits and runs, and since when nodes have none."""
+        return self._dispatch.workload(self._loop.time())
 
     def snapshot(self, base: PoolSnapshot) -> PoolSnapshot:
         """Return ``base`` with the calls, and with the present state of its nodes' workers."""

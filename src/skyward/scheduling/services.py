@@ -57,6 +57,11 @@ class Services:
         self._works: dict[str, Progress] = {}
         self._works_of = ""
 
+    @property
+    def in_use(self) -> bool:
+        """True once a service was ordered."""
+        return bool(self._ordered)
+
     async def use(self, service: NodeService) -> ServiceAccess:
         """Return the access to a service, which is started on its first use.
 

@@ -12,7 +12,7 @@ from skyward.errors import ConfigurationError
 from skyward.request.accelerators import Accelerator
 from skyward.request.image import ImageSettings
 from skyward.request.instance import InstanceWish
-from skyward.request.request import PoolRequest, Spot, parse_request
+from skyward.request.request import NodeRange, PoolRequest, Spot, parse_request
 from skyward.request.volume import S3Volume
 
 OTHER_PYTHON = f"3.{sys.version_info.minor + 1}"
@@ -91,6 +91,39 @@ def test_a_bad_value_is_refused_naming_parameter_and_what_is_allowed(subtests: p
 def test_the_message_says_it_all():
     with pytest.raises(ConfigurationError, match=r"^nodes must be a whole number ≥ 1, got 0$"):
         parse_request(nodes=0)
+
+
+def test_a_range_of_nodes_is_an_elastic_pool():
+    request = parse_request(nodes=(0, 8), idle="90s")
+    assert (request.nodes, request.first_nodes) == (8, 0)
+    assert request.elastic == NodeRange(minimum=0, maximum=8, idle_s=90.0)
+    assert parse_request(nodes=(2, 8)).elastic == NodeRange(minimum=2, maximum=8, idle_s=300.0)
+    assert (request.checked_size(0), request.checked_size(8), parse_request(nodes=3).checked_size(9)) == (0, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "idle", "message"),
+    [
+        ((8, 2), None, r"^nodes must be \(minimum, maximum\), such as \(2, 8\), got \(8, 2\)$"),
+        ((0, 0), None, "^nodes must be a whole number ≥ 1, got 0$"),
+        ((-1, 2), None, "^the minimum of nodes must be a whole number ≥ 0, got -1$"),
+        ((1, 2, 3), None, "^nodes must be a number, or a minimum and a maximum"),
+        (2, "5m", "^idle='5m' needs a range such as"),
+        ((0, 2), "soon", "^idle must be a length of time"),
+        ((0, 2), 0, "^idle must be a number > 0"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(nodes: Any, idle: Any, message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_request(nodes=nodes, idle=idle)
+
+
+def test_an_elastic_pool_is_not_scaled_beyond_its_range():
+    request = parse_request(nodes=(1, 8))
+    with pytest.raises(ConfigurationError, match=r"^nodes must be a whole number ≥ 1, got 0$"):
+        request.checked_size(0)
+    with pytest.raises(ConfigurationError, match=r"^nodes must be at most 8, as the pool has nodes=\(1, 8\), got 9$"):
+        request.checked_size(9)
 
 
 def test_secrets_of_a_bad_environment_are_not_shown():

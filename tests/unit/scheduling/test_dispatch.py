@@ -427,3 +427,69 @@ def test_calls_wait_for_an_expected_worker_even_where_one_was_given_up() -> None
     own, other = table.calls(1, pinned=A)[0], table.calls(1)[0]
     assert table.submit([own, other]) == []
     assert table.dispatch.unfinished == 2
+
+
+# --- the work, for the size of elastic pools
+
+
+def test_the_work_is_what_waits_and_what_is_left_of_what_runs_by_measured_seconds() -> None:
+    table = Table(A)
+    table.learn("f", 10.0)
+    table.submit(table.calls(5, "f"))
+    table.now = 4.0
+    load = table.dispatch.workload(table.now)
+    assert (load.calls, load.work_s, load.idle_s) == (5, pytest.approx(4 * 10.0 + 6.0), {0: 0.0})
+
+
+def test_calls_of_an_unknown_function_count_as_long_as_one_of_them_has_run() -> None:
+    table = Table(A)
+    table.submit(table.calls(5, "new"))
+    assert table.dispatch.workload(0.0).work_s == 0.0
+    assert table.dispatch.workload(7.0).work_s == pytest.approx(5 * 7.0)
+
+
+def test_a_call_that_takes_longer_than_expected_is_expected_to_take_as_long_again() -> None:
+    table = Table(A)
+    table.learn("f", 1.0)
+    table.submit(table.calls(3, "f"))
+    assert table.dispatch.workload(30.0).work_s == pytest.approx(30.0 + 2 * 30.0)
+
+
+def test_the_work_of_a_long_queue_is_estimated_from_a_sample() -> None:
+    table = Table(A)
+    table.learn("f", 1.0)
+    table.learn("g", 3.0)
+    mixed = [call for pair in zip(table.calls(25_000, "f"), table.calls(25_000, "g"), strict=True) for call in pair]
+    table.submit(mixed)
+    load = table.dispatch.workload(table.now)
+    assert load.calls == pytest.approx(50_000, rel=0.01)
+    assert load.work_s == pytest.approx(100_000, rel=0.02)
+
+
+def test_a_node_is_idle_since_the_last_of_its_workers_had_a_call() -> None:
+    table = Table(A, B, WorkerId(1, 0))
+    table.dispatch.expect(WorkerId(2, 0))
+    (call,) = table.calls(1)
+    (send,) = table.submit([call])
+    table.now = 50.0
+    assert table.dispatch.workload(60.0).idle_s == {0: 60.0, 1: 0.0, 2: 0.0}, "node 2 is coming"
+    table.dispatch.finished([(call.id, 50.0)], table.now)
+    assert table.dispatch.workload(60.0).idle_s == {0: 60.0, 1: 10.0, 2: 0.0}
+    assert send.worker == WorkerId(1, 0)
+
+
+def test_nodes_that_leave_and_what_runs_there_are_no_part_of_the_work() -> None:
+    table = Table(A, WorkerId(1, 0))
+    table.submit(table.calls(2))
+    table.dispatch.drain(WorkerId(1, 0))
+    load = table.dispatch.workload(1.0)
+    assert (load.calls, load.idle_s) == (1, {0: 0.0})
+
+
+def test_calls_that_come_while_the_last_worker_leaves_wait_for_the_next_one() -> None:
+    table = Table(A)
+    table.dispatch.drain(A)
+    calls = table.calls(2)
+    assert table.submit(calls) == []
+    assert table.dispatch.worker_gone(A, "made smaller", table.now, planned=True) == []
+    assert sent(table.dispatch.worker_up(B, table.now)) == {B: [calls[0].id]}
