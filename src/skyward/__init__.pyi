@@ -13,6 +13,9 @@ from skyward.api.executor import PoolExecutor as PoolExecutor
 from skyward.api.multipool import MultiPool as MultiPool
 from skyward.api.offers import offers as offers
 from skyward.api.pool import ComputePool as ComputePool
+from skyward.distributed.grace import EndNotice as EndNotice
+from skyward.distributed.grace import notice as notice
+from skyward.distributed.grace import on_notice as on_notice
 from skyward.distributed.runtime import DistributedSampler as DistributedSampler
 from skyward.distributed.runtime import InstanceInfo as InstanceInfo
 from skyward.distributed.runtime import current_accelerator as current_accelerator
@@ -37,6 +40,7 @@ from skyward.errors import RemoteTraceback as RemoteTraceback
 from skyward.errors import SerializationError as SerializationError
 from skyward.errors import SkywardError as SkywardError
 from skyward.errors import TerminationError as TerminationError
+from skyward.errors import TimeLimit as TimeLimit
 from skyward.errors import UnreachableError as UnreachableError
 from skyward.errors import UnsentCallWarning as UnsentCallWarning
 from skyward.errors import WorkerLostError as WorkerLostError

@@ -23,6 +23,7 @@
         ├── BootstrapError            preparing a node failed; carries the step and the log's tail
         ├── WorkerLostError           a call lost its worker more often than its retries allow
         ├── CallTimeoutError          a call ran longer than its timeout (also a TimeoutError)
+        │   └── TimeLimit             raised in the call itself, before that happens
         ├── RemoteError               a call failed with an exception that could not be rebuilt here
         └── TerminationError          machines could not be confirmed gone; carries their ids
 
@@ -55,6 +56,7 @@ __all__ = [
     "SerializationError",
     "SkywardError",
     "TerminationError",
+    "TimeLimit",
     "UnreachableError",
     "UnsentCallWarning",
     "WorkerLostError",
@@ -206,6 +208,15 @@ class CallTimeoutError(SkywardError, TimeoutError):
         self.node = node
         self.worker = worker
         self.log_path = log_path
+
+
+class TimeLimit(CallTimeoutError):
+    """Raised in a call with ``grace``, that many seconds before its ``timeout`` ends it with its worker.
+
+    ``finally`` blocks run and checkpoints can be written meanwhile. A call that catches it may return a result.
+    It is raised in the thread that runs the call, also out of a sleep or a wait, but not out of code in C that holds
+    the interpreter. A call that lets it pass fails with it, and is not run again.
+    """
 
 
 class RemoteError(SkywardError):

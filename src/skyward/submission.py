@@ -105,10 +105,12 @@ class CallLimits:
     Attributes:
         timeout_s: seconds that it may take, from its beginning on the worker; None is no limit.
         memory_gib: memory that it may add to its worker's, in GiB; None is no limit besides the worker's own.
+        grace_s: seconds before that time at which :class:`~skyward.errors.TimeLimit` is raised in it; None raises none.
     """
 
     timeout_s: float | None = None
     memory_gib: float | None = None
+    grace_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)

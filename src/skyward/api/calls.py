@@ -39,7 +39,7 @@ from typing import (
 from skyward.api import misuse
 from skyward.distributed._gang import GANG_MARK, is_gang
 from skyward.distributed.runtime import is_on_node
-from skyward.errors import ConfigurationError
+from skyward.errors import ConfigurationError, TimeLimit
 from skyward.hidden_frames import from_callers_line, hide_frames
 from skyward.request.checks import gibibytes, positive_number, refusal, refuse_unknown, whole_number
 from skyward.shipping.pickling import PLAIN_TYPES, pack, packing, unpack
@@ -122,6 +122,7 @@ class PendingCompute(misuse.Unsent, Generic[R]):
         *,
         retries: int | EllipsisType = ...,
         timeout: float | EllipsisType | None = ...,
+        grace: float | EllipsisType | None = ...,
         memory: str | EllipsisType | None = ...,
         **unknown: Never,
     ) -> PendingCompute[R]:
@@ -130,6 +131,7 @@ class PendingCompute(misuse.Unsent, Generic[R]):
         Args:
             retries: as for :func:`compute`.
             timeout: as for :func:`compute`.
+            grace: as for :func:`compute`.
             memory: as for :func:`compute`.
             **unknown: refused.
 
@@ -143,7 +145,7 @@ class PendingCompute(misuse.Unsent, Generic[R]):
             self,
             _site=site,
             retries=self.retries if retries is ... else _checked_retries(retries),
-            limits=_checked_limits(timeout, memory, limits),
+            limits=_checked_limits(timeout, memory, grace, limits),
         )
 
     @property
@@ -438,6 +440,7 @@ def compute(
     retries: int = 3,
     retry: tuple[type[Exception], ...] = (),
     timeout: float | None = None,
+    grace: float | None = None,
     memory: str | None = None,
 ) -> Callable[[Callable[P, R]], ComputeFunction[P, R]]: ...
 def compute(
@@ -447,6 +450,7 @@ def compute(
     retries: int = 3,
     retry: tuple[type[Exception], ...] = (),
     timeout: float | None = None,
+    grace: float | None = None,
     memory: str | None = None,
     **unknown: Never,
 ) -> Any:
@@ -461,6 +465,8 @@ def compute(
             Other exceptions are raised at once.
         timeout: seconds that a run of a call may take, from its beginning on the worker. A call that takes longer is
             ended, with its worker, and fails with :class:`~skyward.errors.CallTimeoutError`; it is not run again.
+        grace: seconds before that end at which :class:`~skyward.errors.TimeLimit` is raised in the call, so that
+            ``finally`` blocks run and a checkpoint is written. None raises nothing.
         memory: memory, such as ``"4GB"``, that a run of a call may add to its worker's. A call that takes more is
             ended, with its worker, and fails with :class:`~skyward.errors.WorkerLostError`; it is not run again.
         **unknown: refused.
@@ -473,7 +479,7 @@ def compute(
         _decorated,
         retries=_checked_retries(retries),
         retry=_checked_retry(retry),
-        limits=_checked_limits(timeout, memory),
+        limits=_checked_limits(timeout, memory, grace),
     )
     return decorate if fn is None else decorate(fn)
 
@@ -625,10 +631,17 @@ def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...
 def _run_with_retries(
     fn: Callable[..., R], retries: int, retry: tuple[type[Exception], ...], /, *args: Any, **kwargs: Any
 ) -> R:
-    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
+    from tenacity import (
+        Retrying,
+        retry_if_exception_type,
+        retry_if_not_exception_type,
+        stop_after_attempt,
+        wait_exponential,
+        wait_random,
+    )
 
     retrying = Retrying(
-        retry=retry_if_exception_type(retry),
+        retry=retry_if_exception_type(retry) & retry_if_not_exception_type(TimeLimit),  # its time is over
         stop=stop_after_attempt(retries + 1),
         wait=wait_exponential(0.1, 5.0) + wait_random(0, 1),
         reraise=True,
@@ -664,7 +677,7 @@ def _name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
-_OPTIONS: Final = ("memory", "retries", "timeout")
+_OPTIONS: Final = ("grace", "memory", "retries", "timeout")
 """Options that a single call may have."""
 
 _KINDS_OF_REST = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
@@ -677,14 +690,25 @@ def _checked_retries(retries: object) -> int:
     return whole_number("retries", retries, minimum=0)
 
 
-def _checked_limits(timeout: object, memory: object, before: CallLimits = _UNLIMITED) -> CallLimits | None:
+def _checked_limits(
+    timeout: object, memory: object, grace: object, before: CallLimits = _UNLIMITED
+) -> CallLimits | None:
     """Return the limits, None if there are none; ``...`` leaves one as it was before."""
-    timeout_s, memory_gib = before.timeout_s, before.memory_gib
+    timeout_s, memory_gib, grace_s = before.timeout_s, before.memory_gib, before.grace_s
     if timeout is not ...:
         timeout_s = None if timeout is None else positive_number("timeout", timeout)
     if memory is not ...:
         memory_gib = None if memory is None else gibibytes("memory", memory)
-    return None if timeout_s is memory_gib is None else CallLimits(timeout_s=timeout_s, memory_gib=memory_gib)
+    if grace is not ...:
+        grace_s = None if grace is None else positive_number("grace", grace)
+    if grace_s is not None and (timeout_s is None or grace_s >= timeout_s):
+        raise ConfigurationError(
+            f"grace must be less than the timeout, which is {'None' if timeout_s is None else f'{timeout_s:g} s'}, got "
+            f"{grace_s:g}: it is the last part of that time, as in timeout=60, grace=10"
+        )
+    if timeout_s is memory_gib is None:
+        return None
+    return CallLimits(timeout_s=timeout_s, memory_gib=memory_gib, grace_s=grace_s)
 
 
 def _checked_retry(retry: object) -> tuple[type[Exception], ...]:

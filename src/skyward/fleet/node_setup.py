@@ -257,6 +257,7 @@ class NodeSetup:
             tls_cert=self._tls.cert,
             tls_key=self._tls.key,
             timeout_s=timeout_s,
+            cap=node.cap,
             lease_s=request.lease_s,
             away_s=request.away_s,
             keep_s=request.keep_s,

@@ -23,7 +23,7 @@ import psutil
 from skyward.base.platform import SHARED_MEMORY, ephemeral_ports, usable_cores
 from skyward.node.cgroups import find_cpu_limit, find_memory_cgroup
 from skyward.node.gpu.driver import Device
-from skyward.wire.node_config import NodeConfig, NodeReady, WorkerPlace
+from skyward.wire.node_config import CHECKPOINTS, NodeConfig, NodeReady, WorkerPlace
 
 if TYPE_CHECKING:
     from skyward.wire.control import Start
@@ -89,6 +89,11 @@ class NodePlan:
     def worker_folder(self) -> str:
         """Folder of the workers' own directories; it goes when the node ends."""
         return str(Path(self.config.workdir, "workers"))
+
+    @property
+    def checkpoints(self) -> str:
+        """Folder of the calls' checkpoints; it goes when the node ends."""
+        return str(Path(self.config.workdir, CHECKPOINTS))
 
     def worker_log(self, worker: int) -> str:
         """Log file of worker number ``worker``."""

@@ -819,7 +819,8 @@ class Scheduler:
         | messages.RevokedCalls
         | messages.MissingBlobs
         | messages.GangAddress
-        | messages.SpentProcess,
+        | messages.SpentProcess
+        | messages.CheckpointWritten,
     ) -> None:
         match item:
             case messages.PrintedLines():
@@ -838,6 +839,8 @@ class Scheduler:
                 self._perform(self._dispatch.drain(link.id, comes_back=True))
                 self._spawn(self._renew(link, link.incarnation))
                 self._restart(item.call_ids, item.why)
+            case messages.CheckpointWritten():
+                pass
             case _:
                 assert_never(item)
 
@@ -928,4 +931,9 @@ class Scheduler:
 
 def _limited(header: messages.CallHeader | None, limits: CallLimits) -> messages.CallHeader:
     memory_bytes = round((limits.memory_gib or 0) * _GIB)
-    return replace(header or messages.CallHeader(), timeout_s=limits.timeout_s or 0.0, memory_bytes=memory_bytes)
+    return replace(
+        header or messages.CallHeader(),
+        timeout_s=limits.timeout_s or 0.0,
+        memory_bytes=memory_bytes,
+        grace_s=limits.grace_s or 0.0,
+    )

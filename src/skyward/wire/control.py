@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from skyward.events import GpuMetrics, Metrics, Progress
 from skyward.wire.frames import FrameError, with_tuples
 
 _SIGKILL = 9
 """Number on nodes, which may not be that of the client's system."""
+
+
+EndKind = Literal["preemption", "call_timeout", "pool_timeout", "max_cost", "down"]
+"""Kind of an end that a call is told of; see :class:`~skyward.distributed.grace.EndNotice`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +268,19 @@ class UnfinishedJobs:
     """
 
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndComing:
+    """Supervisor to worker: an end of the node is coming.
+
+    Attributes:
+        kind: see :class:`~skyward.distributed.grace.EndNotice`.
+        at: time of the end, by the clock ``monotonic``, which is the same in all processes of a machine.
+    """
+
+    kind: EndKind
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

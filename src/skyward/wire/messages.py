@@ -133,6 +133,8 @@ class CallHeader(WirePart):
         trace: the client's trace context; empty without telemetry.
         timeout_s: seconds that the call may take from its beginning; 0 is no limit.
         memory_bytes: memory that the call may add to its worker's; 0 is no limit.
+        grace_s: seconds before its timeout at which :class:`~skyward.errors.TimeLimit` is raised in it; 0 raises none.
+        checkpoint: name of its folder of checkpoints, from an earlier run; empty for none.
     """
 
     world: int = 1
@@ -145,6 +147,8 @@ class CallHeader(WirePart):
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_s: float = 0.0
     memory_bytes: int = 0
+    grace_s: float = 0.0
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,6 +493,19 @@ class SpentProcess(LaneItem):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointWritten(LaneItem):
+    """A running call has made its folder of checkpoints, or changed what is in it.
+
+    Attributes:
+        call_id: the call.
+        name: name of the folder, for :attr:`CallHeader.checkpoint`.
+    """
+
+    call_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetLevels(LaneItem):
     """Levels of the client's loggers, by name; the root's as ``""``."""
 
@@ -519,6 +536,7 @@ ToClient = (
     | MissingBlobs
     | GangAddress
     | SpentProcess
+    | CheckpointWritten
 )
 """Records that the worker sends."""
 

@@ -28,6 +28,9 @@ MIG_START_S: Final = 240.0
 MIG_UNDO_S: Final = 120.0
 """Additional seconds that it may take to end."""
 
+CHECKPOINTS: Final = "checkpoints"
+"""Name of the folder, in the node's own, with a folder for the checkpoints of each call that has any."""
+
 RELEASE_S: Final = 900.0
 """Seconds that an ending node may take to write the last changes of its volumes back."""
 
@@ -94,6 +97,7 @@ class NodeConfig(JsonRecord):
         tls_cert: PEM certificate of this node.
         tls_key: PEM private key of this node.
         timeout_s: hard cap on the node's life, in seconds.
+        cap: the pool's parameter that it follows from: ``"timeout"`` or ``"max_cost"``.
         lease_s: seconds that the node lives on after the client closed its control connection.
         away_s: seconds that it lives on while the client is silent.
         keep_s: seconds that it lives on without a client, gone or silent, and without an unfinished job: instead of the
@@ -134,6 +138,7 @@ class NodeConfig(JsonRecord):
     imports_files: bool = False
     # The same defaults as in request/request.py: tests/unit/wire/test_limits.py compares them.
     timeout_s: float = 3600.0
+    cap: str = "timeout"
     lease_s: float = 120.0
     away_s: float = 1800.0
     keep_s: float = 0.0

@@ -15,6 +15,7 @@ from skyward.wire.messages import (
     CallHeader,
     CallResult,
     CancelCalls,
+    CheckpointWritten,
     EmittedEvent,
     ForgetFunctions,
     GangAddress,
@@ -72,6 +73,7 @@ TO_CLIENT: list[ToClient] = [
     MissingBlobs(1, ("b",)),
     GangAddress(1, "a"),
     SpentProcess((1,), "used"),
+    CheckpointWritten(1, "c"),
 ]
 
 
@@ -86,7 +88,7 @@ def test_a_record_arrives_as_it_was(item: ToWorker | ToClient) -> None:
     received = over_the_wire(item)
     to_client = isinstance(item, get_args(ToClient))
     assert (messages.to_client if to_client else messages.to_worker)(received) == item
-    deciding = to_client and not isinstance(item, PrintedLines | LoggedRecord | EmittedEvent)
+    deciding = to_client and not isinstance(item, PrintedLines | LoggedRecord | EmittedEvent | CheckpointWritten)
     assert bool(answered_calls(received)) == deciding
 
 

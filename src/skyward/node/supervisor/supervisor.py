@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep
+from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep, wait_until
+from skyward.errors import UnreachableError
 from skyward.events import Progress
 from skyward.machine.access import TAGS_FILE
 from skyward.node.gpu.devices import NodeDevices
@@ -40,7 +41,9 @@ from skyward.node.supervisor.start_order import node_programs
 from skyward.node.supervisor.worker_restarts_and_limits import WorkerSlot
 from skyward.wire.control import (
     Command,
+    EndComing,
     Ending,
+    EndKind,
     Fetch,
     Keep,
     Kill,
@@ -67,6 +70,8 @@ _TICK_S = 1.0
 _LOOK_S = 0.1
 _FAILED_STARTS = 3
 _POWER_OFF_S = 30.0
+_HEED_S = 5.0
+"""Longest wait of a node that ends for the handlers of its calls (:func:`skyward.on_notice`)."""
 
 
 class Supervisor:
@@ -144,6 +149,7 @@ class Supervisor:
             reason = self._ending.result() if self._ending.done() else "a task of its supervisor failed"
         finally:
             log.info("ending: %s", reason)
+            await self._let_calls_save()
             self._server.broadcast(Ending(reason=reason, timed_out=self._lease.timed_out(self._age_s)))
             for task in tasks:
                 task.cancel()
@@ -161,6 +167,23 @@ class Supervisor:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
+
+    async def _let_calls_save(self) -> None:
+        """Tell the calls that the node ends, and wait for the handlers of those that have any."""
+        if self._lease.timed_out(self._age_s) or not any(slot.heeds for slot in self._slots):  # told long ago, or none
+            return
+
+        async def saved() -> bool | None:
+            return not any(slot.heeds for slot in self._slots) or None
+
+        self._tell_calls("down", _HEED_S)
+        with suppress(UnreachableError):
+            await wait_until(saved, deadline_s=_HEED_S, interval_s=_LOOK_S, what="the calls' handlers")
+
+    def _tell_calls(self, kind: EndKind, seconds_left: float) -> None:
+        end = EndComing(kind=kind, at=SYSTEM_CLOCK.monotonic() + seconds_left)
+        for slot in self._slots:
+            slot.follow(end)
 
     @property
     def _age_s(self) -> float:
@@ -260,6 +283,7 @@ class Supervisor:
     def _taken_back(self, news: Report) -> None:
         if isinstance(news, Preempting):
             self._volumes.hurry()
+            self._tell_calls("preemption", news.seconds_left)
         self._server.broadcast(news)
 
     async def _measure(self) -> None:
@@ -279,6 +303,7 @@ class Supervisor:
                 self.end(reason)
             if (left_s := self._lease.due_warning_s(self._age_s)) is not None:
                 self._server.broadcast(TimeoutWarning(seconds_left=left_s))
+                self._tell_calls("max_cost" if self._config.cap == "max_cost" else "pool_timeout", left_s)
             reap_orphans(self._own_pids())
             await asyncio.wait((self._ending,), timeout=_TICK_S)
 

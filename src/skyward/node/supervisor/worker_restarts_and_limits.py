@@ -20,6 +20,7 @@ from skyward.node.plan import NodePlan
 from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
 from skyward.node.supervisor.forking import Fork, Zygote
 from skyward.node.worker.call_mark import (
+    HEEDS,
     WATCHED,
     Overrun,
     blank_mark,
@@ -33,7 +34,7 @@ from skyward.node.worker.call_mark import (
 )
 from skyward.node.worker.descriptor_capture import take_last_words
 from skyward.node.worker.lane_watchdog import DEAF, DEAF_REASON
-from skyward.wire.control import Report, RunService, Start, WorkerExit, WorkerRunning
+from skyward.wire.control import EndComing, Report, RunService, Start, WorkerExit, WorkerRunning
 
 log = logging.getLogger("skyward.node.supervisor.worker_restarts_and_limits")
 
@@ -126,6 +127,7 @@ class WorkerSlot:
         self._watch = watch
         self._start: Start | None = None
         self._service: RunService | None = None
+        self._ends: dict[str, EndComing] = {}
         self._ordered = asyncio.Event()
         self._process: _Process | None = None
 
@@ -134,13 +136,21 @@ class WorkerSlot:
         """The report that its present process accepts calls; None before that."""
         return self._process.running if self._process is not None else None
 
-    def follow(self, order: Start | RunService) -> None:
+    @property
+    def heeds(self) -> bool:
+        """True while its call has handlers that a node which ends waits for."""
+        mark = self._process.mark if self._process is not None else None
+        return mark is not None and mark[HEEDS] != 0
+
+    def follow(self, order: Start | RunService | EndComing) -> None:
         """Pass an order on to this worker's process and to its successors. The first :class:`Start` starts it."""
         if order in (self._start, self._service):
             return
         if isinstance(order, Start):
             self._start = order
             self._ordered.set()
+        elif isinstance(order, EndComing):
+            self._ends[order.kind] = order
         else:
             self._service = order
             self._watch()
@@ -201,8 +211,7 @@ class WorkerSlot:
         env = self._plan.worker_env(self._worker, self._start)
         fork.send((self._plan, self._worker, process.incarnation, env))
         process.fork = fork
-        if self._service is not None:
-            fork.send(self._service)
+        fork.send(*([self._service] if self._service is not None else []), *self._ends.values())
 
     # --- watching ---------------------------------------------------------------------------------------------------
 

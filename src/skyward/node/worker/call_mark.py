@@ -12,7 +12,8 @@ A worker that waits for calls is looked at once a second, else ten times. The su
 and a worker that begins to run calls asks for the other. Each side stores its own number before it reads the other's; a
 processor that swaps the two makes the next look a second late.
 
-The mark also says up to where the worker's log has arrived at the client (docs/decisions/015).
+The mark says whether a node that ends should wait a moment for handlers of the running call
+(:func:`skyward.on_notice`), and up to where the worker's log has arrived at the client (docs/decisions/015).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Mark = MutableSequence[int] | memoryview
 """Numbers of a worker's mark; a list where no file could be made."""
 
 _MOST = (1 << 64) - 1
-_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY, _PROCESS, ARRIVED, RUNNING, WATCHED = range(8)
-_BYTES = 8 * 8
+_POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY, _PROCESS, ARRIVED, RUNNING, WATCHED, HEEDS = range(9)
+_BYTES = 9 * 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

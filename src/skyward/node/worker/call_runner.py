@@ -25,12 +25,13 @@ import psutil
 
 from skyward.base.platform import keep_freed_memory, return_freed_memory
 from skyward.base.waiting import BusyWaits
+from skyward.distributed.grace import CallGrace
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback
 from skyward.hidden_frames import related
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
-from skyward.node.worker.call_mark import RUNNING, WATCHED, Mark, arm, blank_mark, disarm
+from skyward.node.worker.call_mark import HEEDS, RUNNING, WATCHED, Mark, arm, blank_mark, disarm
 from skyward.node.worker.child_processes import call_in_this_process
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
@@ -50,6 +51,7 @@ from skyward.wire.lane import CHUNK_BYTES
 from skyward.wire.messages import (
     CallHeader,
     CallResult,
+    CheckpointWritten,
     EmittedEvent,
     GangAddress,
     MissingBlobs,
@@ -62,6 +64,7 @@ from skyward.wire.messages import (
     SpentProcess,
     ToClient,
 )
+from skyward.wire.node_config import CHECKPOINTS
 
 log = logging.getLogger("skyward.node.worker.call_runner")
 
@@ -192,12 +195,14 @@ class CallRunner:
         functions: functions that calls may name, by id. The client decides which ones are here.
         memory_limit_bytes: memory that this process may use; 0 is no limit.
         shared_results: memory for large results that the client shares; None where it is on another machine.
+        grace: what the running call is told of its end, and its checkpoints.
 
     Args:
         outlet: connection to the client.
         output: collector of printed text.
         blob_dirs: folders of large arguments, by their content id.
         begun: mark of the last call begun, and of its limits: :mod:`skyward.node.worker.call_mark`.
+        checkpoints: folder of the calls' checkpoints.
         ask_for_watch: called when calls begin to run while the supervisor looks at this process once a second only.
     """
 
@@ -208,6 +213,7 @@ class CallRunner:
         blob_dirs: Sequence[Path],
         begun: Mark | None = None,
         *,
+        checkpoints: Path = Path(CHECKPOINTS),
         ask_for_watch: Callable[[], None] = _ask_no_one,
     ) -> None:
         self.running = 0
@@ -218,6 +224,9 @@ class CallRunner:
         self.shared_results: SharedResults | None = None
         self._begun: Mark = blank_mark() if begun is None else begun
         self._ask_for_watch = ask_for_watch
+        self.grace = CallGrace(
+            checkpoints, running=lambda: self.running, report=self._report_checkpoint, heed=self._heed
+        )
         self._outlet = outlet
         self._output = output
         self._blobs = MappedBlobs(blob_dirs)
@@ -291,7 +300,7 @@ class CallRunner:
     def work(self) -> None:
         """Run calls until :meth:`close`, in the calling thread; no other thread may."""
         self._thread = threading.get_ident()
-        with _open_folder() as folder, self._signals, enter_call(_ALONE), use_callback(self._emit):
+        with _open_folder() as folder, self.grace, self._signals, enter_call(_ALONE), use_callback(self._emit):
             while not self._closed:
                 call = self._next()
                 if call is not None:
@@ -317,6 +326,13 @@ class CallRunner:
     def _emit(self, event: SkywardEvent) -> None:
         self._outlet.push(EmittedEvent(self.running, pack_result(event, what="the event").data))
         self._outlet.flush_soon()
+
+    def _report_checkpoint(self, call_id: int, name: str) -> None:
+        self._outlet.push(CheckpointWritten(call_id, name))
+        self._outlet.flush_soon()
+
+    def _heed(self, heeds: bool) -> None:  # noqa: FBT001 - a callback with one value
+        self._begun[HEEDS] = heeds
 
     def _wait(self) -> None:
         with self._lock:
@@ -431,10 +447,14 @@ class CallRunner:
     def _execute(self, call: ReceivedCall) -> Packed:
         header = call.header
         with self._output.of_call(call.id):
-            if header is None:  # the common case; a null context would cost it half a microsecond
-                return self._call_function(call)
-            with self._within(call, header), _trace_context(header.trace) if header.trace else nullcontext():
-                return self._call_function(call)
+            try:
+                if header is None:  # the common case; a null context would cost it half a microsecond
+                    return self._call_function(call)
+                with self._within(call, header), _trace_context(header.trace) if header.trace else nullcontext():
+                    return self._call_function(call)
+            finally:
+                if self.grace.in_use:
+                    self.grace.end()
 
     def _call_function(self, call: ReceivedCall) -> Packed:
         sent = call.function
@@ -445,6 +465,8 @@ class CallRunner:
         else:
             (args, kwargs), main = self._load(call.payload)
         enter_main(sent.main, main)
+        if self.grace.in_use:
+            self.grace.enter()
         try:
             value = call_in_this_process(function, args, kwargs)
         finally:
@@ -462,6 +484,8 @@ class CallRunner:
             )
         if header.timeout_s or header.memory_bytes:
             arm(self._begun, timeout_s=header.timeout_s, memory_bytes=header.memory_bytes)
+        if header.timeout_s or header.checkpoint:
+            self.grace.begin(timeout_s=header.timeout_s, grace_s=header.grace_s, checkpoint=header.checkpoint)
         with enter_call(_context_of(header, partial(self._meet, call.id))):
             yield
 
@@ -580,7 +604,10 @@ R = TypeVar("R")
 
 _HANDLED: Final = tuple(
     int(getattr(signal, name))
-    for name in ("SIGALRM", "SIGHUP", "SIGINT", "SIGPROF", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGVTALRM")
+    for name in (
+        *("SIGALRM", "SIGHUP", "SIGINT", "SIGPROF", "SIGQUIT"),
+        *("SIGTERM", "SIGURG", "SIGUSR1", "SIGUSR2", "SIGVTALRM"),
+    )
     if hasattr(signal, name)
 )
 """Signals that programs handle. Not SIGCHLD: libraries set its handler once and rely on it, as torch's DataLoader."""

@@ -49,7 +49,7 @@ from skyward.wire.messages import (
     ToClient,
     to_worker,
 )
-from skyward.wire.node_config import HANDSHAKE_S
+from skyward.wire.node_config import CHECKPOINTS, HANDSHAKE_S
 
 log = logging.getLogger("skyward.node.worker.lane_server")
 
@@ -78,6 +78,7 @@ class LaneServer:
     Args:
         incarnation: identity of this process; the client resumes a session only with the same one.
         blob_dirs: folders of large arguments, by their content id.
+        checkpoints: folder of the calls' checkpoints.
         log: the worker's log, from which captured output is read; None to capture none.
         begun: see :class:`~skyward.node.worker.call_runner.CallRunner`.
         ask_for_watch: see :class:`~skyward.node.worker.call_runner.CallRunner`.
@@ -89,6 +90,7 @@ class LaneServer:
         *,
         incarnation: str,
         blob_dirs: Sequence[Path],
+        checkpoints: Path = Path(CHECKPOINTS),
         log: WorkerLog | None = None,
         begun: Mark | None = None,
         ask_for_watch: Callable[[], None] = lambda: None,
@@ -97,7 +99,9 @@ class LaneServer:
         self.output = CallOutput(
             self._send_printed, log=log, keep_pace=self._keep_pace, deliver_record=self._send_record
         )
-        self.runner = CallRunner(self, self.output, blob_dirs, begun, ask_for_watch=ask_for_watch)
+        self.runner = CallRunner(
+            self, self.output, blob_dirs, begun, checkpoints=checkpoints, ask_for_watch=ask_for_watch
+        )
         self._incarnation = incarnation
         self._shared_results = shared_results
         self._loop = asyncio.get_running_loop()

@@ -23,6 +23,7 @@ from skyward.base.descriptors import abandon
 from skyward.base.loop import LoopThread
 from skyward.base.platform import open_descriptors
 from skyward.base.waiting import keep
+from skyward.distributed.grace import EndNotice
 from skyward.distributed.runtime import enter_task
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process, read_commands
@@ -34,7 +35,7 @@ from skyward.node.worker.lane_server import LaneServer
 from skyward.node.worker.lane_watchdog import Watchdog, end_process
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.shared_results import SharedResults
-from skyward.wire.control import RunService, Start, SupervisorTrouble, WorkerRunning, to_frame
+from skyward.wire.control import EndComing, RunService, Start, SupervisorTrouble, WorkerRunning, to_frame
 from skyward.wire.frames import server_context
 from skyward.wire.listening import BACKLOG
 
@@ -112,6 +113,7 @@ class Worker:
         return LaneServer(
             incarnation=self._incarnation,
             blob_dirs=(Path(ready.blob_dir), Path(ready.blob_dir_disk)),
+            checkpoints=Path(self._plan.checkpoints),
             log=worker_log,
             begun=mark,
             ask_for_watch=self._ask_for_watch,
@@ -152,6 +154,8 @@ class Worker:
                         os.environ["SKYWARD_WORKER"] = self._plan.place(self._number, order).to_json()
                     case RunService() as order:
                         self._guest.follow(order)
+                    case EndComing() as order:
+                        self._lane.runner.grace.announce(EndNotice(kind=order.kind, at=order.at))
                     case unexpected:
                         raise TypeError(f"a worker takes no {unexpected!r}")
         except BaseException:  # user code has closed or replaced the descriptor

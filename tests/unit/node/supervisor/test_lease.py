@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from skyward.node.supervisor.lease import Lease
 from skyward.node.supervisor.supervisor import Supervisor
 from skyward.scheduling.certificates import issue
+from skyward.wire.control import EndComing
 from skyward.wire.node_config import NodeConfig
 from support.clock import FakeClock
 
@@ -127,6 +130,24 @@ def test_time_asleep_counts_towards_the_timeout_and_not_as_a_clients_silence() -
 
     assert reason == "its timeout of 1000 s is over"
     assert lease.timed_out(age_s=1000)
+
+
+@pytest.mark.parametrize(("cap", "kind"), [("timeout", "pool_timeout"), ("max_cost", "max_cost")])
+async def test_calls_are_told_when_a_tenth_of_the_timeout_is_left(tmp_path: Path, cap: str, kind: str) -> None:
+    clock, orders = FakeClock(), list[Any]()
+    supervisor = Supervisor(make_config(tmp_path, timeout_s=3600.0, cap=cap), clock=clock)
+    slot: Any = SimpleNamespace(follow=orders.append)
+    supervisor._slots = [slot]
+    clock.suspend(3300.0)
+    watching = asyncio.ensure_future(supervisor._watch())
+    await asyncio.sleep(0)
+    supervisor.end("the test is over")
+    await watching
+
+    (end,) = orders
+    assert isinstance(end, EndComing)
+    assert end.kind == kind
+    assert 290 < end.at - time.monotonic() <= 300
 
 
 async def test_a_node_that_has_slept_past_its_timeout_ends_when_it_wakes(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from skyward.node.plan import NodePlan, make_plan
 from skyward.node.supervisor.worker_restarts_and_limits import WorkerSlot
-from skyward.node.worker.call_mark import RUNNING, WATCHED, enter, mark_path, open_mark
-from skyward.wire.control import RunService, Start
+from skyward.node.worker.call_mark import HEEDS, RUNNING, WATCHED, enter, mark_path, open_mark
+from skyward.wire.control import EndComing, RunService, Start
 from support.nodes import node_config
 
 
@@ -27,7 +27,8 @@ class Forks:
 
     def __init__(self) -> None:
         self.incarnations: asyncio.Queue[str] = asyncio.Queue()
-        self.said: asyncio.Queue[None] = asyncio.Queue()
+        self.said: asyncio.Queue[Any] = asyncio.Queue()
+        self.ends: list[EndComing] = []
 
     @asynccontextmanager
     async def fork(self, _program: str) -> AsyncGenerator[Forks]:
@@ -37,10 +38,12 @@ class Forks:
         for order in orders:
             if isinstance(order, tuple):
                 self.incarnations.put_nowait(cast("Any", order)[2])
+            elif isinstance(order, EndComing):
+                self.ends.append(order)
 
     async def reports(self) -> AsyncGenerator[None]:
-        while True:
-            yield await self.said.get()
+        while (report := await self.said.get()) != "its end":
+            yield report
 
 
 @pytest.fixture
@@ -96,3 +99,21 @@ async def test_a_worker_that_begins_to_run_calls_asks_for_a_look(plan: NodePlan)
     async with running(plan, asked) as (_, _, forks):
         forks.said.put_nowait(None)
         await asyncio.wait_for(asked.wait(), 30)
+
+
+async def test_an_end_that_is_coming_is_told_to_a_worker_and_to_those_after_it(plan: NodePlan) -> None:
+    first, second = EndComing(kind="pool_timeout", at=9.0), EndComing(kind="preemption", at=5.0)
+    async with running(plan, asyncio.Event()) as (slot, _, forks):
+        slot.follow(first)
+        slot.follow(second)
+        assert forks.ends == [first, second]
+        forks.said.put_nowait("its end")
+        await asyncio.wait_for(forks.incarnations.get(), 30)
+        assert forks.ends == [first, second] * 2
+
+
+async def test_a_worker_says_whether_its_call_handles_notices(plan: NodePlan) -> None:
+    async with running(plan, asyncio.Event()) as (slot, mark, _):
+        assert not slot.heeds
+        mark[HEEDS] = 1
+        assert slot.heeds
