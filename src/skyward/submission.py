@@ -21,6 +21,7 @@ from skyward.wire.frames import TlsIdentity
 
 if TYPE_CHECKING:
     from skyward.events import SkywardEvent
+    from skyward.request.request import NodeRange
 
 __all__ = [
     "OPERATIONS",
@@ -408,12 +409,16 @@ class FleetStatus:
         workers_per_node: workers on each node.
         nodes: present, coming and leaving nodes, by rank.
         cost: USD so far; machines of unknown price count as nothing.
+        boot_s: seconds from the launch of the latest node until it took calls.
+        elastic: limits of an elastic pool's size; None for a pool of a fixed size.
     """
 
     wanted: int
     workers_per_node: int
     nodes: tuple[NodeStatus, ...] = ()
     cost: float = 0.0
+    boot_s: float = 60.0
+    elastic: NodeRange | None = None
 
 
 class ElasticFleet(Protocol):

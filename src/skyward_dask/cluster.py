@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -162,8 +163,14 @@ class NodeAdaptive(Adaptive):
     """Dask's adaptive scaling, which closes workers by whole nodes.
 
     A node is removed when all its workers are superfluous; the scheduler's node stays. Before its machine ends, a node
-    finishes its work, native and joblib calls included.
+    finishes its work, native and joblib calls included. Dask's rule for growing is that of elastic pools
+    (``skyward.market.autoscale``): as many workers as have a task, and as much work as ``target_duration``.
+
+    Attributes:
+        follows_boots: True if ``target_duration`` is the time that the latest node took to boot.
     """
+
+    follows_boots = False
 
     @property
     def _nodes(self) -> SkywardCluster:
@@ -182,6 +189,8 @@ class NodeAdaptive(Adaptive):
     async def target(self) -> int:
         """Return the target number of workers, from the next scheduler while one is being replaced."""
         await cast("Awaitable[object]", self.cluster)
+        if self.follows_boots:
+            self.target_duration = self._nodes.boot_s
         return cast("int", await super().target())
 
     async def adapt(self) -> None:
@@ -393,8 +402,11 @@ class SkywardCluster(Cluster):
     async def _connect(self) -> None:
         await self._join(await asyncio.to_thread(self._scheduler))
         self._refuse_direct_access()
-        self._most_nodes = self.pool.status.wanted
+        status = self.pool.status
+        self._most_nodes = status.wanted
         self._following = asyncio.create_task(self._follow())
+        if status.elastic is not None:
+            self.adapt()
 
     def _scheduler(self) -> SchedulerInfo:
         return scheduler_of(self.pool)
@@ -538,6 +550,11 @@ class SkywardCluster(Cluster):
         """Names of the workers registered with the scheduler."""
         return {str(worker["name"]) for worker in self.known_workers.values()}
 
+    @property
+    def boot_s(self) -> float:
+        """Seconds that the latest node took to boot, at least 1."""
+        return max(1.0, self._open_status().boot_s)
+
     def whole_nodes(self, workers: float) -> int:
         """Return ``workers`` rounded up to whole nodes."""
         per_node = self._open_status().workers_per_node
@@ -606,8 +623,9 @@ class SkywardCluster(Cluster):
     ) -> Adaptive:
         """Grow and shrink with Dask's load, until :meth:`scale` is called.
 
-        Parameters default to the settings ``skyward.adaptive.*``. Without a maximum, the limit is the highest number of
-        nodes requested so far.
+        Parameters default to the limits and the idle time of an elastic pool, which adapts from the beginning, then to
+        the settings ``skyward.adaptive.*``. Without a maximum, the limit is the highest number of nodes requested so
+        far.
 
         Args:
             Adaptive: the deciding class, a subclass of Dask's.
@@ -620,7 +638,7 @@ class SkywardCluster(Cluster):
             interval: time between two checks.
             wait_count: number of consecutive checks that must find a node superfluous before its removal; 0 and 1 are
                 the same.
-            target_duration: desired duration of the current work.
+            target_duration: desired duration of the current work; by default, what the latest node took to boot.
             **kwargs: parameters of ``Adaptive``.
 
         Raises:
@@ -630,30 +648,47 @@ class SkywardCluster(Cluster):
         fewest = SizeParams(prefix="minimum_", workers=minimum, cores=minimum_cores, memory=minimum_memory)
         most = SizeParams(prefix="maximum_", workers=maximum, cores=maximum_cores, memory=maximum_memory)
         lowest, highest = self._bounds(fewest, most)
-        return super().adapt(
+        interval_s = _duration("interval", interval)
+        target_duration = setting("adaptive.target-duration") if target_duration is None else target_duration
+        adaptive = super().adapt(
             Adaptive=Adaptive,
             minimum=lowest,
             maximum=highest,
-            interval=_duration("interval", interval),
-            wait_count=worker_count("wait_count", setting("adaptive.wait-count") if wait_count is None else wait_count),
-            target_duration=_duration("target_duration", target_duration),
+            interval=interval_s,
+            wait_count=self._wait_count(wait_count, interval_s),
+            target_duration=self.boot_s if target_duration is None else seconds("target_duration", target_duration),
             **kwargs,
         )
+        if isinstance(adaptive, NodeAdaptive):
+            adaptive.follows_boots = target_duration is None
+        return adaptive
+
+    def _wait_count(self, given: int | None, interval_s: float) -> int:
+        elastic = self._open_status().elastic
+        if given is None and elastic is not None:
+            return math.ceil(elastic.idle_s / interval_s)
+        return worker_count("wait_count", setting("adaptive.wait-count") if given is None else given)
 
     def _bounds(self, fewest: SizeParams, most: SizeParams) -> tuple[int, float]:
         status, size = self._open_status(), self._size()
+        elastic, per_node = status.elastic, status.workers_per_node
         if fewest.is_open:
-            fewest = SizeParams(prefix="minimum_", workers=setting("adaptive.minimum"))
+            workers = elastic.minimum * per_node if elastic else setting("adaptive.minimum")
+            fewest = SizeParams(prefix="minimum_", workers=workers)
         minimum = fewest_workers(fewest, size)
         maximum = self._default_maximum(minimum, status) if most.is_open else most_workers(most, size)
+        if elastic is not None:
+            maximum = min(maximum, elastic.maximum * per_node)
         if minimum == 0:
             self._log_head_stays("adapt(minimum=0)", status)
-        return whole_bounds(minimum, maximum, status.workers_per_node)
+        return whole_bounds(minimum, maximum, per_node)
 
     def _default_maximum(self, minimum: int, status: FleetStatus) -> float:
         """Return the maximum of the settings, else the highest number requested so far, which limits the cost."""
         if (configured := setting("adaptive.maximum")) is not None:
             return most_workers(SizeParams(prefix="maximum_", workers=configured), self._size())
+        if status.elastic is not None:
+            return status.elastic.maximum * status.workers_per_node
         most = max(self._most_nodes * status.workers_per_node, minimum)
         self._log_once(f"adapt(): at most {most} workers, the highest number requested so far; maximum= allows more")
         return most

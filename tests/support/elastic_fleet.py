@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,7 @@ from distributed import Scheduler, Worker
 
 from skyward.base.loop import LoopThread, acquire_loop
 from skyward.errors import ConfigurationError, PoolStateError
+from skyward.request.request import NodeRange
 from skyward.scheduling.certificates import issue
 from skyward.submission import FleetStatus, NodeService, NodeStatus, ServiceAccess
 from skyward_dask.modules import MODULES, take_modules
@@ -43,6 +45,8 @@ class FakeElasticFleet:
         dashboard: the scheduler's answer to a request for its dashboard.
         dashboard_asked: the number of those requests.
         dashboard_comes: until it is set, that answer does not come.
+        elastic: limits of an elastic pool's size; None for another one.
+        boot_s: what its latest node took to boot.
     """
 
     def __init__(self, nodes: int = 1, *, workers_per_node: int = 1, tunnelled: bool = False) -> None:
@@ -51,6 +55,8 @@ class FakeElasticFleet:
         self.dashboard_asked = 0
         self.dashboard_comes = threading.Event()
         self.dashboard_comes.set()
+        self.elastic: NodeRange | None = None
+        self.boot_s = 60.0
         self._refusal: Exception | None = None
         self._first = nodes
         self._per_node = workers_per_node
@@ -100,7 +106,7 @@ class FakeElasticFleet:
     def status(self) -> FleetStatus:
         """See :attr:`skyward.submission.ElasticFleet.status`."""
         self._open()
-        return self._fleet.status()
+        return replace(self._fleet.status(), elastic=self.elastic, boot_s=self.boot_s)
 
     def scale(self, nodes: int, *, drop: Collection[int] = ()) -> Future[None]:
         """See :meth:`skyward.submission.ElasticFleet.scale`."""

@@ -205,6 +205,8 @@ class Fleet:
             workers_per_node=self._request.workers_per_node,
             nodes=tuple(self._node_status(member) for _, member in sorted(members.items())),
             cost=self.cost(self._clock.elapsed()).total,
+            boot_s=self.boot_s,
+            elastic=self._request.elastic,
         )
 
     def _node_status(self, member: Member) -> NodeStatus:

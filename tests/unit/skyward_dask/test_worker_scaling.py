@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 import time
+from types import SimpleNamespace
 
 import dask.config
 import pytest
-from distributed import Client
+from distributed import Client, Scheduler
 from distributed.deploy.adaptive import Adaptive
 
 from skyward.errors import CapacityError, ConfigurationError
+from skyward.market.autoscale import workers_worth
+from skyward.request.request import NodeRange
 from skyward_dask import SkywardCluster
 from support.elastic_fleet import FakeElasticFleet
 
@@ -144,7 +147,28 @@ class TestWithTheWork:
 
     def test_defaults_are_fit_for_machines(self, cluster):
         adaptive = cluster.adapt()
-        assert (adaptive.interval, adaptive.wait_count, adaptive.target_duration) == (10, 12, 120)
+        assert (adaptive.interval, adaptive.wait_count, adaptive.target_duration) == (10, 12, 60)
+
+    def test_a_machine_is_worth_the_time_that_the_latest_one_took_to_boot(self, cluster, fleet, until):
+        adaptive = cluster.adapt(interval="20ms", maximum=4)
+        fleet.boot_s = 95.0
+        until(lambda: adaptive.target_duration == 95.0)
+        assert cluster.adapt(target_duration="3m").target_duration == 180
+
+    def test_an_elastic_pool_adapts_from_the_beginning_within_its_limits(self, fleet, until, tmp_path):
+        fleet.elastic = NodeRange(minimum=1, maximum=3, idle_s=120)
+        fleet.boot_s = 1.0
+        with dask.config.set({"skyward.adaptive.interval": "100ms"}), SkywardCluster(fleet) as cluster:
+            assert "Adaptive" in cluster._scaling_status()
+            assert (cluster.adapt().minimum, cluster.adapt().maximum, cluster.adapt().wait_count) == (2, 6, 1200)
+            assert cluster.adapt(maximum=100, interval="50ms", wait_count=2).maximum == 6
+            with Client(cluster) as client:
+                futures = [client.submit(wait_for_file, tmp_path / "go", number) for number in range(30)]
+                until(lambda: cluster.observed == names(0, 1, 2))
+                (tmp_path / "go").touch()
+                assert all(client.gather(futures))
+                del futures
+                until(lambda: cluster.observed == names(0))
 
     def test_ends_when_scaled_by_hand(self, cluster, fleet, capsys):
         adaptive = cluster.adapt(minimum=2, maximum=4)
@@ -182,6 +206,13 @@ class TestWithTheWork:
             with subtests.test(arguments), pytest.raises(ConfigurationError, match=says):
                 cluster.adapt(**arguments)
         assert fleet.scaled == []
+
+
+@pytest.mark.parametrize(("work_s", "tasks"), [(59, 100), (61, 100), (600, 100), (600, 4), (3600, 1), (10_000, 20)])
+def test_dask_wants_as_many_workers_as_the_policy_of_elastic_pools(work_s: float, tasks: int):
+    worker = SimpleNamespace(processing=dict.fromkeys(range(tasks)), nthreads=1, memory_limit=2, nbytes=1)
+    scheduler = SimpleNamespace(queued=(), unrunnable={}, total_occupancy=work_s, workers={"a": worker})
+    assert Scheduler.adaptive_target(scheduler, target_duration=60) == workers_worth(work_s, tasks, 60)  # type: ignore[arg-type]
 
 
 def test_a_fleet_of_several_sizes_agrees_with_itself():
