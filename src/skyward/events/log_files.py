@@ -88,9 +88,9 @@ class KeptLines:
         # Reentrant: where lines are written at once, a finalizer may print in the thread that holds it.
         self._lock = threading.RLock()
         self._waiting: list[str] = []
-        self._size = 0
-        self._number = max(_numbers(folder), default=-1) + 1  # a job's call has those of its runs before
+        self._number = max(_numbers(folder), default=0)  # a job's call has lines of its runs before
         self._file: BinaryIO | None = self._open()
+        self._size = self._file.tell()
 
     def __call__(self, line: LogLine) -> None:
         """Take a line; it is written a little later."""
@@ -132,12 +132,10 @@ class KeptLines:
         file.flush()
 
     def _open(self) -> BinaryIO:
-        for number in _numbers(self._folder):
-            if number < self._number - 1:
-                _path(self._folder, number).unlink(missing_ok=True)
-        return open(_path(self._folder, self._number), "wb", opener=partial(os.open, mode=0o600))
+        return open(_path(self._folder, self._number), "ab", opener=partial(os.open, mode=0o600))
 
     def _rotate(self) -> BinaryIO:
+        _path(self._folder, self._number - 1).unlink(missing_ok=True)
         self._close()
         self._size = 0
         self._number += 1

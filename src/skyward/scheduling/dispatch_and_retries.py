@@ -127,6 +127,11 @@ class _Worker:
     up: bool = False
     draining: bool = False
     holding: bool = False
+    runs_job: bool = False
+
+    @property
+    def takes_calls(self) -> bool:
+        return self.up and not self.draining and not self.runs_job
 
     def accepts(self, expected_s: float) -> bool:
         if not self.in_flight:
@@ -252,7 +257,21 @@ class Dispatch:
     def drained(self, worker_id: WorkerId, *, waiting: bool = False) -> bool:
         """Return True if the worker has no calls left; ``waiting`` counts those for its next process, too."""
         worker = self._workers.get(worker_id)
-        return worker is None or not (worker.in_flight or (worker.own_queue and (waiting or not worker.holding)))
+        if worker is None:
+            return True
+        waits = worker.own_queue and (waiting or not worker.holding)
+        return not (worker.in_flight or waits or worker.runs_job)
+
+    def job_running(self, worker_id: WorkerId, now: float, *, runs: bool) -> list[Action]:
+        """Send a worker no calls while it runs a job's, which may take hours; take back those that wait there."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return []
+        worker.runs_job = runs
+        self._sort(worker)
+        if runs:
+            return [Revoke(worker_id, list(worker.in_flight))] if worker.in_flight else []
+        return self._assign(now)
 
     def worker_up(
         self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0, retired: bool = False, held: bool = False
@@ -286,7 +305,7 @@ class Dispatch:
         worker = self._workers.get(worker_id)
         if worker is None:
             return []
-        worker.up = False
+        worker.up = worker.runs_job = False
         held, worker.in_flight, worker.load_s = list(worker.in_flight.values()), {}, 0.0
         self._sort(worker)
         actions: list[Action] = []
@@ -399,10 +418,10 @@ class Dispatch:
     def rebalance(self, now: float) -> list[Action]:
         """Take back calls that wait behind an unexpectedly long one while other workers go on. Called periodically."""
         # Not only for idle workers: as long as new calls come, no worker is idle, and these would wait for ever.
-        prompt = sum(worker.up and not worker.draining and not worker.overdue for worker in self._workers.values())
+        prompt = sum(worker.takes_calls and not worker.overdue for worker in self._workers.values())
         actions: list[Action] = []
         for worker in self._workers.values():
-            others = prompt - (goes_on := worker.up and not worker.draining)
+            others = prompt - (goes_on := worker.takes_calls)
             if len(worker.in_flight) <= 1 or worker.overdue or not others:
                 continue
             head = next(iter(worker.in_flight.values()))
@@ -452,7 +471,7 @@ class Dispatch:
 
     def _hand_over(self, worker: _Worker, queue: deque[CallState], limit: int, now: float, sends: list[Action]) -> bool:
         batch: list[CallState] = []
-        while queue and worker.up and not worker.holding and len(batch) < limit:
+        while queue and worker.up and not (worker.holding or worker.runs_job) and len(batch) < limit:
             call = queue[0]
             if call.cancelled:
                 queue.popleft()
@@ -480,7 +499,7 @@ class Dispatch:
         """File a worker under the idle ones, those with room, or neither."""
         self._idle.pop(worker.id, None)
         self._open.pop(worker.id, None)
-        if worker.up and not worker.draining:
+        if worker.takes_calls:
             if not worker.in_flight:
                 self._idle[worker.id] = worker  # at the end: the last used is the first taken
             elif worker.accepts(0.0):

@@ -62,7 +62,7 @@ from skyward.shipping.function_cache import FunctionCache
 from skyward.shipping.pickling import LARGE_BYTES
 from skyward.submission import ArgumentMemo, CallLimits, Invocation, worker_names
 from skyward.wire import messages
-from skyward.wire.control import Message, WorkerExit, WorkerRunning
+from skyward.wire.control import JobRunning, Message, WorkerExit, WorkerRunning
 
 log = logging.getLogger("skyward.scheduling")
 
@@ -164,6 +164,7 @@ class Scheduler:
         self._ticking: asyncio.TimerHandle | None = None
         # Workers: those that had a process before, whose next one is a replacement; nodes that leave, to come back.
         self._known: set[WorkerId] = set()
+        self._jobs: dict[WorkerId, str] = {}  # incarnations of workers that run a call of a job
         self._leaving: frozenset[int] = frozenset()
         # Workers whose call of a gang has raised, until the gang's outcome is settled. Their processes must live that
         # long: some frameworks end all other ranks when one process goes.
@@ -600,8 +601,16 @@ class Scheduler:
                 # Without the rest of the pause between attempts to dial it.
                 if (link := self.links.get(WorkerId(node.rank, message.worker))) is not None and not link.linked:
                     link.nudge()
+            case JobRunning():
+                self._note_job(WorkerId(node.rank, message.worker), message)
             case _:
                 pass
+
+    def _note_job(self, worker_id: WorkerId, report: JobRunning) -> None:
+        self._jobs[worker_id] = report.incarnation if report.job else ""
+        link = self.links.get(worker_id)
+        if link is not None and link.incarnation == report.incarnation:  # otherwise once it answers
+            self._perform(self._dispatch.job_running(worker_id, self._loop.time(), runs=bool(report.job)))
 
     def _take_places(self, gone: Sequence[WorkerId]) -> None:
         with self._placing:
@@ -732,6 +741,8 @@ class Scheduler:
         link.reset()
         retired, held = not self._has_place(link.id), link.id.node in self._leaving
         now, round_trip_s = self._loop.time(), link.round_trip_s
+        if self._jobs.get(link.id) == link.incarnation:
+            self._perform(self._dispatch.job_running(link.id, now, runs=True))
         self._perform(self._dispatch.worker_up(link.id, now, round_trip_s=round_trip_s, retired=retired, held=held))
 
     def lane_linked(self, link: WorkerLink, *, linked: bool) -> None:

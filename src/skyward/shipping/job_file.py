@@ -52,6 +52,7 @@ class JobCall:
         sources: sources of the modules that both need.
         header: limits of a run, and facts about the call.
         retries: runs after the first, each after the loss of a worker.
+        name: name of the call in its lines, such as ``"run-7[3]"``; empty for job and index.
         token: id of the call, by which the same one can be told from an equal one.
     """
 
@@ -61,6 +62,7 @@ class JobCall:
     sources: tuple[ModuleSource, ...] = ()
     header: CallHeader = field(default_factory=CallHeader)
     retries: int = 3
+    name: str = ""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -110,24 +112,25 @@ class JobOutcome:
     log_path: str = ""
 
 
-def job_call(invocation: Invocation, header: CallHeader | None = None) -> JobCall:
-    """Pickle a call for a job. The limits of ``invocation`` are added to the header.
+def job_call(invocation: Invocation, header: CallHeader | None = None, *, name: str = "") -> JobCall:
+    """Pickle a call for a job, called ``name`` in its lines. The limits of ``invocation`` are added to the header.
 
     Raises:
         SerializationError: its function or an argument cannot be pickled; the message names the part.
     """
     from skyward.shipping.pickling import pack, pack_arguments
 
-    name = str(getattr(invocation.fn, "__qualname__", type(invocation.fn).__name__)).removesuffix(".__wrapped__")
-    label = invocation.label or name
+    own = str(getattr(invocation.fn, "__qualname__", type(invocation.fn).__name__)).removesuffix(".__wrapped__")
+    label = invocation.label or own
     function = pack(invocation.fn, what=f"the function {label}", apart=True)
     arguments = pack_arguments(invocation.args, invocation.kwargs, label)
     sets = (packed.sources.sources for packed in (function, arguments) if packed.sources is not None)
     sources = {source.name: source for sources in sets for source in sources}
     limits, base = invocation.limits, header or CallHeader()
-    facts = {name: getattr(base, name) for name in CallHeader.__slots__}
+    facts = {each: getattr(base, each) for each in CallHeader.__slots__}
     if limits is not None:
-        facts |= {"timeout_s": limits.timeout_s or 0.0, "memory_bytes": round((limits.memory_gib or 0.0) * _GIB)}
+        facts |= {"timeout_s": limits.timeout_s or 0.0, "grace_s": limits.grace_s or 0.0}
+        facts["memory_bytes"] = round((limits.memory_gib or 0.0) * _GIB)
     return JobCall(
         label=label,
         function=function,
@@ -135,13 +138,15 @@ def job_call(invocation: Invocation, header: CallHeader | None = None) -> JobCal
         sources=tuple(sources.values()),
         header=CallHeader(**facts),
         retries=invocation.retries,
+        name=name,
     )
 
 
 def call_bytes(call: JobCall) -> bytearray:
     """Return the content of a call's file."""
     function, arguments = call.function, call.arguments
-    facts = {"label": call.label, "retries": call.retries, "token": call.token}
+    facts = {name: getattr(call, name) for name in ("label", "retries", "name", "token")}
+    facts |= {"timeout_s": call.header.timeout_s, "memory_bytes": call.header.memory_bytes}
     facts["function_parts"] = 1 + len(function.buffers)
     sources = _packb([call.header, call.sources])  # not in the head: they may be large, and few readers need them
     parts = (sources, function.data, *function.buffers, arguments.data, *arguments.buffers)
@@ -162,6 +167,7 @@ def read_call(path: Path) -> JobCall:
         return JobCall(
             label=head["label"],
             retries=head["retries"],
+            name=head["name"],
             token=head["token"],
             header=CallHeader(*header),
             sources=tuple(ModuleSource(*source) for source in sources),

@@ -118,6 +118,23 @@ class WorkerRunning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobRunning:
+    """Node to client: a worker runs a call of a job, and takes no calls from its lane meanwhile.
+
+    Sent again, for each, on every new connection.
+
+    Attributes:
+        worker: index of the worker on its node.
+        incarnation: id of its process.
+        job: the job and the call's index in it, ``"train/0"``; empty once that is over.
+    """
+
+    worker: int
+    incarnation: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
     """Node to client: a worker's process has ended; the node starts the next incarnation by itself.
 
@@ -315,6 +332,7 @@ Command: TypeAlias = Start | RunService | Ping | Kill | Fetch | Keep | Stop
 Report: TypeAlias = (
     Pong
     | WorkerRunning
+    | JobRunning
     | WorkerExit
     | Fetched
     | ServiceRunning

@@ -411,6 +411,28 @@ def test_a_worker_that_comes_back_gives_back_even_its_own_calls_unless_they_have
     assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [own.id]}
 
 
+def test_a_worker_that_runs_a_job_gives_back_its_calls_and_gets_the_next_ones_after_it() -> None:
+    table = Table(A, B)
+    first, own = table.calls(1)[0], table.calls(1, pinned=A)[0]
+    table.submit([first, own])
+
+    assert table.dispatch.job_running(A, 0.0, runs=True) == [Revoke(A, [own.id])]
+    assert sent(table.dispatch.given_back([own.id], 0.0)) == {}
+    assert sent(table.submit(table.calls(2))) == {}
+    assert not table.dispatch.drained(A), "its node must not be ended"
+    assert set(sent(table.dispatch.job_running(A, 0.0, runs=False))) == {A}
+
+
+def test_a_worker_whose_process_died_with_its_job_takes_calls_once_it_is_back() -> None:
+    table = Table(A)
+    table.dispatch.job_running(A, 0.0, runs=True)
+    table.dispatch.worker_lost(A, "killed", 0.0)
+    (call,) = table.calls(1)
+    table.submit([call])
+
+    assert sent(table.dispatch.worker_up(A, 0.0)) == {A: [call.id]}
+
+
 def test_a_retired_worker_that_was_replaced_gets_its_own_calls_only() -> None:
     table = Table(A)
     table.dispatch.drain(A)

@@ -25,7 +25,7 @@ from skyward.scheduling.services import Services
 from skyward.scheduling.worker_link import WorkerLink, out_of_reach
 from skyward.shipping.blobs import Blob
 from skyward.submission import Invocation
-from skyward.wire.control import WorkerExit
+from skyward.wire.control import JobRunning, WorkerExit
 from skyward.wire.frames import TlsIdentity
 from skyward.wire.messages import (
     CallHeader,
@@ -202,6 +202,23 @@ async def test_the_worker_of_a_replacement_takes_calls_although_an_earlier_one_n
 
     assert stage.scheduler.places == places
     assert all(stage.lane(rank).pushed for rank in (0, 1))
+
+
+@pytest.mark.parametrize("comes", ["before the worker", "after it"])
+async def test_a_worker_gets_no_calls_while_it_runs_a_job(stage: Stage, comes: str) -> None:
+    handle = stage.handle(0)
+    running, over = (JobRunning(worker=0, incarnation="first", job=job) for job in ("train/0", ""))
+    if comes == "before the worker":
+        stage.scheduler.handle(handle, running)
+    await stage.attach(0)
+    if comes == "after it":
+        stage.scheduler.handle(handle, running)
+    stage.enter([call(1)])
+    assert not any(isinstance(item, RunCalls) for item in stage.lane(0).pushed)
+
+    stage.scheduler.handle(handle, over)
+
+    assert any(isinstance(item, RunCalls) for item in stage.lane(0).pushed)
 
 
 async def test_a_call_whose_array_is_on_its_way_to_a_node_that_dies_runs_elsewhere(stage: Stage) -> None:

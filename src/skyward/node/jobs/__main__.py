@@ -6,7 +6,6 @@ Every one may be repeated, as after a link that broke before the answer.
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -18,8 +17,6 @@ from skyward.node.jobs.store import JOBS_FOLDER, JobExistsError, JobStore, Unkno
 from skyward.shipping.job_file import DamagedJobFileError, split_calls
 
 _LINES_BYTES: Final = 1 << 20
-_PIECE_BYTES: Final = 8 << 20
-_COPY_BYTES: Final = 1 << 20
 _KINDS: Final[Mapping[type[Exception], str]] = {
     JobExistsError: "exists",
     UnknownJobError: "unknown",
@@ -33,14 +30,10 @@ Answer = dict[str, Any]
 def _add(store: JobStore, order: argparse.Namespace) -> Answer:
     added = 0
     for index, pieces in split_calls(sys.stdin.buffer):
-        store.add(order.job, index, pieces, spare=order.spare)
+        store.add(order.job, index, pieces, runs=order.runs)
         added += 1
+    store.wake()
     return {"added": added}
-
-
-def _use(store: JobStore, order: argparse.Namespace) -> Answer:
-    store.use(order.job, order.index, runs=order.runs)
-    return {"used": True}
 
 
 def _states(store: JobStore, order: argparse.Namespace) -> Answer:
@@ -52,22 +45,10 @@ def _output(store: JobStore, order: argparse.Namespace) -> Answer:
     return {"lines": [astuple(line) for line in lines], "at": at, "more": more}
 
 
-def _outcome(store: JobStore, order: argparse.Namespace) -> Answer:
-    path = store.outcome(order.job, order.index)
-    with path.open("rb") as file:
-        file.seek(order.offset)
-        data = file.read(_PIECE_BYTES)
-    return {"data": base64.b64encode(data).decode(), "nbytes": path.stat().st_size}
-
-
-def _keep(store: JobStore, order: argparse.Namespace) -> Answer:
-    store.keep_outcome(order.job, order.index, iter(lambda: sys.stdin.buffer.read(_COPY_BYTES), b""))
-    return {"kept": True}
-
-
 def _cancel(store: JobStore, order: argparse.Namespace) -> Answer:
     indices = [order.index] if order.index is not None else [*map(int, store.states(order.job).get(order.job, {}))]
     running = [index for index in indices if store.cancel(order.job, index)]
+    store.wake()
     return {"running": running}
 
 
@@ -88,12 +69,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(name, type=int if name == "index" else str)
         return command
 
-    verb(_add, "job").add_argument("--spare", action="store_true")
-    verb(_use, "job", "index").add_argument("--runs", type=int, default=0)
+    verb(_add, "job").add_argument("--runs", type=int, default=0)
     verb(_states).add_argument("job", nargs="?", default="")
     verb(_output, "job", "index").add_argument("at", nargs="?", default="")
-    verb(_outcome, "job", "index").add_argument("offset", nargs="?", type=int, default=0)
-    verb(_keep, "job", "index")
     verb(_cancel, "job").add_argument("index", nargs="?", type=int)
     verb(_forget, "job")
     return parser

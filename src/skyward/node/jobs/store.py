@@ -2,11 +2,10 @@
 
 There is a folder for each call, ``<job>/<index>``, in which only new names appear, each with its content:
 
-- ``call``, or ``spare`` for the copy of a call that runs on another node;
+- ``call``: the call;
 - ``base``: number of runs that it has used up on other nodes, if there are any;
 - ``claim-<n>``: the worker of run ``n``;
 - ``end-<n>``: the outcome of run ``n``, or the note that another run follows;
-- ``outcome``: the outcome from another node;
 - ``cancelled``: the wish to end it;
 - ``output/``: its lines (:mod:`skyward.events.log_files`).
 
@@ -24,7 +23,7 @@ import shutil
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +37,7 @@ from skyward.shipping.job_file import JobEnd, JobOutcome, outcome_parts, read_en
 
 JOBS_FOLDER: Final = "jobs"
 """The store's folder in a node's own."""
+_WAKE: Final = ".wake"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _AGAIN: Final = b"again"
 _PART: Final = ".part-"
@@ -60,14 +60,17 @@ class JobState(StrEnum):
     """It waits for a worker."""
     RUNNING = "running"
     """A worker has claimed it."""
-    SPARE = "spare"
-    """It is a copy for the loss of the node that runs it."""
     OVER = "over"
     """Its outcome is here."""
 
 
 Content = bytes | bytearray | memoryview
 _UNFINISHED: Final = (JobState.WAITING, JobState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class LookForJobs:
+    """Order of the supervisor to a worker: calls of jobs were added, cancelled or released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +130,8 @@ class CallFolder:
     @cached_property
     def state(self) -> JobState | None:
         """Its state; None for a folder without a call."""
-        if "outcome" in self.names:
-            return JobState.OVER
         if "call" not in self.names:
-            return JobState.SPARE if "spare" in self.names else None
+            return None
         if f"end-{self.attempt}" in self.names:
             return JobState.WAITING if self._runs_again else JobState.OVER
         return JobState.RUNNING if f"claim-{self.attempt}" in self.names else JobState.WAITING
@@ -146,12 +147,7 @@ class CallFolder:
     @property
     def outcome(self) -> Path:
         """File of the outcome, once it is over."""
-        return self.path / ("outcome" if "outcome" in self.names else f"end-{self.attempt}")
-
-    @property
-    def call(self) -> Path:
-        """File of the call."""
-        return self.path / ("call" if "call" in self.names else "spare")
+        return self.path / f"end-{self.attempt}"
 
     def claim(self) -> Claim:
         """Return the last claim."""
@@ -170,40 +166,27 @@ class JobStore:
         self._folder = folder
         # What is over stays over: it is not looked at again.
         self._over: set[tuple[str, str]] = set()
-        self._last_end = 0.0
         self._candidates: deque[Path] = deque()
 
     # --- the client -------------------------------------------------------------------------------------------------
 
-    def add(self, job: str, index: int, content: Iterable[Content], *, spare: bool = False) -> None:
-        """Add a call, or a ``spare`` copy of one that runs on another node. Does nothing if the same one is here.
+    def add(self, job: str, index: int, content: Iterable[Content], *, runs: int = 0) -> None:
+        """Add a call, of which ``runs`` runs are used up on other nodes. Does nothing if the same one is here.
 
         Raises:
             JobExistsError: another call is here under this name.
             ValueError: the name has odd characters.
         """
-        folder = CallFolder(self._path(job, index))
-        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = _write_part(folder.path, content)
+        folder = self._path(job, index)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = _write_part(folder, content)
         try:
-            if {"call", "spare"}.isdisjoint(folder.names) and _link(part, folder.path / ("spare" if spare else "call")):
-                return
-            if not filecmp.cmp(part, CallFolder(folder.path).call, shallow=False):
+            if runs and not folder.joinpath("call").exists():
+                _replace(folder / "base", [b"%d" % runs])
+            if not _link(part, folder / "call") and not filecmp.cmp(part, folder / "call", shallow=False):
                 raise JobExistsError(f"a job {job!r} is here already; choose another name")
         finally:
             part.unlink()
-
-    def use(self, job: str, index: int, *, runs: int) -> None:
-        """Make a spare copy a call of this node, of which ``runs`` runs are used up elsewhere. Idempotent."""
-        call = self._find(job, index)
-        if call.state is JobState.SPARE:
-            _replace(call.path / "base", [b"%d" % runs])
-            with suppress(FileNotFoundError):  # another client was as fast
-                os.rename(call.path / "spare", call.path / "call")
-
-    def keep_outcome(self, job: str, index: int, content: Iterable[Content]) -> None:
-        """Keep a copy of an outcome from another node. Idempotent."""
-        _replace(self._find(job, index).path / "outcome", content)
 
     def cancel(self, job: str, index: int) -> bool:
         """Cancel a call. Return True if it runs: its worker ends it once it looks. Idempotent."""
@@ -212,13 +195,13 @@ class JobStore:
             return False
         call.path.joinpath("cancelled").touch(mode=0o600)
         if call.state is JobState.WAITING and (claim := _claim(call, _NO_WORKER, "")) is not None:
-            self._end_cancelled(claim)
+            self.end_cancelled(claim)
         call = CallFolder(call.path)  # a worker may have claimed it meanwhile
         if call.state is not JobState.RUNNING:
             return False
         claim = call.claim()
         if claim.worker == _NO_WORKER:  # of a process that died in between
-            self._end_cancelled(claim)
+            self.end_cancelled(claim)
         return claim.worker != _NO_WORKER
 
     def states(self, job: str = "") -> dict[str, dict[str, dict[str, Any]]]:
@@ -244,17 +227,6 @@ class JobStore:
                 return lines, json.dumps(reader.seen), True
         return lines, json.dumps(reader.seen), False
 
-    def outcome(self, job: str, index: int) -> Path:
-        """Return the file of a call's outcome.
-
-        Raises:
-            UnknownJobError: there is no such call, or it is not over.
-        """
-        call = self._find(job, index)
-        if call.state is not JobState.OVER:
-            raise UnknownJobError(f"{job}/{index} has no outcome yet: it is {call.state}")
-        return call.outcome
-
     def forget(self, job: str) -> None:
         """Remove everything of a job whose calls are over. Idempotent.
 
@@ -268,6 +240,15 @@ class JobStore:
             aside = self._folder / f".{uuid.uuid4().hex}"
             os.rename(self._folder / job, aside)
             shutil.rmtree(aside)
+
+    def wake(self) -> None:
+        """Have the node's workers look, if a supervisor is here."""
+        with suppress(OSError):  # there is none: the next one looks when it starts
+            descriptor = os.open(self._folder / _WAKE, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(descriptor, b"!")
+            finally:
+                os.close(descriptor)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -308,6 +289,14 @@ class JobStore:
 
     # --- the supervisor ---------------------------------------------------------------------------------------------
 
+    def open_wake(self) -> int:
+        """Return a descriptor that can be read once :meth:`wake` was called. Makes the store's folder."""
+        path = self._folder / _WAKE
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkfifo(path, 0o600)
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK)  # without a writer of its own, it would be at its end for ever
+
     def look_again(self) -> None:
         """Forget what was found to be over: a job of the same name may have taken its place."""
         self._over.clear()
@@ -316,30 +305,31 @@ class JobStore:
         """Return the number of calls that wait or run here."""
         return sum(1 for _ in self._unfinished())
 
-    def last_end(self) -> float:
-        """Return the time of the last outcome, in seconds since the epoch, as of the last look; 0 if there is none."""
-        return self._last_end
-
     def claims(self, incarnation: str = "") -> list[Claim]:
         """Return the claims of calls that run, of one process or of all."""
         running = (call.claim() for call in self._unfinished() if call.state is JobState.RUNNING)
         return [claim for claim in running if incarnation in ("", claim.incarnation)]
 
-    def release(self, claim: Claim, loss: JobOutcome) -> bool:
+    def facts(self, claim: Claim) -> Mapping[str, Any]:
+        """Return the facts about a claimed call: its ``retries``, ``timeout_s``, ``memory_bytes`` and names."""
+        return read_head(self.call_file(claim))
+
+    def release(self, claim: Claim, loss: JobOutcome, *, final: bool = False) -> bool:
         """End a run whose worker is dead. Return True if the call runs again, having a retry left.
 
         Args:
             claim: the run.
-            loss: the outcome if it does not. Only :attr:`JobEnd.LOST` may be followed by another run.
+            loss: the outcome if it does not.
+            final: True if it may not.
         """
         call = CallFolder(self._path(claim.job, claim.index))
         for name in call.names:
             if name.startswith(_PART):  # half an outcome
                 (call.path / name).unlink(missing_ok=True)
         if "cancelled" in call.names:
-            self._end_cancelled(claim)
+            self.end_cancelled(claim)
             return False
-        if loss.end is JobEnd.LOST and claim.attempt <= read_head(call.call)["retries"]:
+        if not final and claim.attempt <= self.facts(claim)["retries"]:
             return self._end(claim, [_AGAIN])
         self._end(claim, outcome_parts(loss))
         return False
@@ -354,7 +344,8 @@ class JobStore:
         finally:
             part.unlink()
 
-    def _end_cancelled(self, claim: Claim) -> None:
+    def end_cancelled(self, claim: Claim) -> None:
+        """End a run that was cancelled, or will not begin for that."""
         runs = claim.attempt - (claim.worker == _NO_WORKER)
         message = f"job {claim.job} was cancelled"
         outcome = JobOutcome(end=JobEnd.CANCELLED, node=-1, worker=claim.worker, attempt=runs, message=message)
@@ -390,8 +381,6 @@ class JobStore:
                 yield call
             elif call.state is JobState.OVER:
                 self._over.add(key)
-                with suppress(FileNotFoundError):  # the job was removed
-                    self._last_end = max(self._last_end, call.outcome.stat().st_mtime)
 
     def _facts_of(self, job: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for name in self._indices(job):
@@ -402,7 +391,7 @@ class JobStore:
 
 
 def _facts(call: CallFolder) -> dict[str, Any]:
-    head = read_head(call.call)
+    head = read_head(call.path / "call")
     claim = call.claim() if f"claim-{call.attempt}" in call.names else None
     facts: dict[str, Any] = {"state": call.state, "label": head["label"], "retries": head["retries"]}
     facts |= {"runs": call.attempt, "outcome_bytes": 0, "cancelled": "cancelled" in call.names}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from skyward.events import Progress
 from skyward.machine.access import TAGS_FILE
 from skyward.node.gpu.devices import NodeDevices
 from skyward.node.gpu.driver import Device
+from skyward.node.jobs.store import JOBS_FOLDER, JobStore, LookForJobs
 from skyward.node.plan import NodePlan, claim_ports, make_plan, port_count
 from skyward.node.processes import (
     end_all,
@@ -38,7 +40,7 @@ from skyward.node.supervisor.load_metrics import open_sampler
 from skyward.node.supervisor.preemption_watcher import PreemptionWatcher
 from skyward.node.supervisor.service_process import ServiceProcess
 from skyward.node.supervisor.start_order import node_programs
-from skyward.node.supervisor.worker_restarts_and_limits import WorkerSlot
+from skyward.node.supervisor.worker_restarts_and_limits import WorkerSlot, release_claims
 from skyward.wire.control import (
     Command,
     EndComing,
@@ -60,6 +62,7 @@ from skyward.wire.control import (
     TimeoutWarning,
     UnfinishedJobs,
     VolumeTrouble,
+    WorkerExit,
     WorkerRunning,
 )
 from skyward.wire.node_config import NodeConfig, NodeReady
@@ -68,6 +71,7 @@ log = logging.getLogger("skyward.node.supervisor")
 
 _TICK_S = 1.0
 _LOOK_S = 0.1
+_WAKE_BYTES = 1 << 10
 _FAILED_STARTS = 3
 _POWER_OFF_S = 30.0
 _HEED_S = 5.0
@@ -81,7 +85,6 @@ class Supervisor:
         config: the node's configuration.
         clock: the time, for the lease and the timeout.
         zygote: pid of one that was forked beforehand, and the connection to it; None where there is none.
-        unfinished_jobs: returns the number of jobs for which a kept node stays; cheap.
     """
 
     def __init__(
@@ -90,7 +93,6 @@ class Supervisor:
         *,
         clock: Clock = SYSTEM_CLOCK,
         zygote: tuple[int, socket.socket] | None = None,
-        unfinished_jobs: Callable[[], int] = lambda: 0,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -102,7 +104,7 @@ class Supervisor:
             keep_s=config.keep_s,
             now=self._clock.monotonic(),
         )
-        self._unfinished_jobs = unfinished_jobs
+        self._jobs = JobStore(Path(config.workdir, JOBS_FOLDER))
         self._is_followed = False
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._identity = config.identity
@@ -141,6 +143,12 @@ class Supervisor:
         blob_port = await self._blobs.listen(address)
         plan = make_plan(self._config, control_port=port, blob_port=blob_port, ports=ports, devices=devices)
         self._blobs.folders = (plan.ready.blob_dir, plan.ready.blob_dir_disk)
+        release_claims(self._jobs, plan, "the node's programs were started again")
+        try:
+            wake = self._jobs.open_wake()
+            asyncio.get_running_loop().add_reader(wake, self._jobs_changed, wake)
+        except OSError:
+            log.exception("no one can wake this node's workers for jobs")
         tasks = [asyncio.create_task(work) for work in self._work(plan)]
         reason = "it failed"
         try:
@@ -208,9 +216,9 @@ class Supervisor:
     def state(self) -> list[Report]:
         """See :class:`~skyward.node.supervisor.control_server.ControlHandler`."""
         service = [self._service_running] if self._service_running else []
-        workers = [slot.running for slot in self._slots if slot.running is not None]
+        workers = [report for slot in self._slots for report in slot.state()]
         preemption = self._preemption.news() if self._preemption else []
-        jobs = [UnfinishedJobs(count=self._unfinished_jobs())] if self._lease.keep_s else []
+        jobs = [UnfinishedJobs(count=self._jobs.unfinished())] if self._lease.keep_s else []
         return [*service, *workers, *preemption, *jobs]
 
     def told(self, command: Command, reply: Callable[[Report], None]) -> None:
@@ -254,7 +262,14 @@ class Supervisor:
             plan, zygote=zygote, on_report=self._on_service_report, on_exit=self._on_service_exit
         )
         self._slots = [
-            WorkerSlot(plan, worker, zygote=zygote, report=self._on_worker_report, watch=self._calls_began.set)
+            WorkerSlot(
+                plan,
+                worker,
+                zygote=zygote,
+                jobs=self._jobs,
+                report=self._on_worker_report,
+                watch=self._calls_began.set,
+            )
             for worker in range(config.workers)
         ]
         loops: dict[str, Callable[[], Awaitable[None]]] = {
@@ -297,7 +312,7 @@ class Supervisor:
 
     async def _watch(self) -> None:
         while not self._ending.done():
-            if self._lease.keep_s and self._unfinished_jobs():
+            if self._lease.keep_s and self._jobs.unfinished():
                 self._lease.worked(self._clock.monotonic())
             if reason := self._lease.end_reason(self._clock.monotonic(), self._age_s):
                 self.end(reason)
@@ -341,8 +356,19 @@ class Supervisor:
         for slot in self._slots:
             slot.follow(order)
 
+    def _jobs_changed(self, wake: int) -> None:
+        os.read(wake, _WAKE_BYTES)
+        self._jobs.look_again()
+        self._look_for_jobs()
+
+    def _look_for_jobs(self) -> None:
+        for slot in self._slots:
+            slot.follow(LookForJobs())
+
     def _on_worker_report(self, report: Report) -> None:
         self._came_up = self._came_up or isinstance(report, WorkerRunning)
+        if isinstance(report, WorkerExit):  # a call of a job may wait again
+            self._look_for_jobs()
         self._server.broadcast(report)
 
     def _on_service_report(self, report: ServiceRunning | Progress) -> None:

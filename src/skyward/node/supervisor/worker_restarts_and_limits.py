@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,11 +17,15 @@ from pathlib import Path
 import psutil
 from tenacity import AsyncRetrying, retry_if_exception_type, retry_if_result, wait_exponential, wait_random
 
+from skyward.events import LogLine
+from skyward.events.log_files import KeptLines
+from skyward.node.jobs.store import Claim, JobStore, LookForJobs
 from skyward.node.plan import NodePlan
 from skyward.node.processes import end_of_log, exit_reason, is_stopped, kill_session, rss_bytes
 from skyward.node.supervisor.forking import Fork, Zygote
 from skyward.node.worker.call_mark import (
     HEEDS,
+    JOB,
     WATCHED,
     Overrun,
     blank_mark,
@@ -34,7 +39,9 @@ from skyward.node.worker.call_mark import (
 )
 from skyward.node.worker.descriptor_capture import take_last_words
 from skyward.node.worker.lane_watchdog import DEAF, DEAF_REASON
-from skyward.wire.control import EndComing, Report, RunService, Start, WorkerExit, WorkerRunning
+from skyward.shipping.job_file import DamagedJobFileError, JobEnd, JobOutcome
+from skyward.wire.control import EndComing, JobRunning, Report, RunService, Start, WorkerExit, WorkerRunning
+from skyward.wire.printed_lines import LineAssembler
 
 log = logging.getLogger("skyward.node.supervisor.worker_restarts_and_limits")
 
@@ -60,6 +67,7 @@ class _Process:
         mark_path: file of its mark; see :mod:`~skyward.node.worker.call_mark`.
         mark: that file, mapped; None if there is none.
         running: its report that it accepts calls; None before that.
+        job: its report that it runs a call of a job; None while it runs none.
         seen_at: time of the last look of which one a second is enough.
         busy_at: time of the last look at which it ran calls.
         stopped_looks: number of the latest looks, one a second, that found it stopped.
@@ -72,6 +80,7 @@ class _Process:
     mark_path: str
     mark: memoryview | None
     running: WorkerRunning | None = None
+    job: JobRunning | None = None
     seen_at: float = -math.inf
     busy_at: float = -math.inf
     stopped_looks: int = 0
@@ -107,7 +116,9 @@ class WorkerSlot:
         plan: the node.
         worker: index of the worker on it.
         zygote: process to fork it from.
-        report: called with :class:`WorkerRunning` and :class:`WorkerExit` of each incarnation.
+        jobs: the node's jobs: calls of a process that has ended are released.
+        report: called with :class:`WorkerRunning` and :class:`WorkerExit` of each incarnation, and with its calls of
+            jobs.
         watch: called when the next look is due at once: calls or tasks may begin, and it was to be a second later.
     """
 
@@ -117,12 +128,14 @@ class WorkerSlot:
         worker: int,
         *,
         zygote: Zygote,
+        jobs: JobStore,
         report: Callable[[Report], None],
         watch: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._worker = worker
         self._zygote = zygote
+        self._jobs = jobs
         self._report = report
         self._watch = watch
         self._start: Start | None = None
@@ -131,10 +144,12 @@ class WorkerSlot:
         self._ordered = asyncio.Event()
         self._process: _Process | None = None
 
-    @property
-    def running(self) -> WorkerRunning | None:
-        """The report that its present process accepts calls; None before that."""
-        return self._process.running if self._process is not None else None
+    def state(self) -> list[Report]:
+        """Return the reports that its present process accepts calls, and runs a call of a job."""
+        process = self._process
+        return (
+            [report for report in (process.running, process.job) if report is not None] if process is not None else []
+        )
 
     @property
     def heeds(self) -> bool:
@@ -142,7 +157,7 @@ class WorkerSlot:
         mark = self._process.mark if self._process is not None else None
         return mark is not None and mark[HEEDS] != 0
 
-    def follow(self, order: Start | RunService | EndComing) -> None:
+    def follow(self, order: Start | RunService | EndComing | LookForJobs) -> None:
         """Pass an order on to this worker's process and to its successors. The first :class:`Start` starts it."""
         if order in (self._start, self._service):
             return
@@ -151,7 +166,7 @@ class WorkerSlot:
             self._ordered.set()
         elif isinstance(order, EndComing):
             self._ends[order.kind] = order
-        else:
+        elif isinstance(order, RunService):
             self._service = order
             self._watch()
         if self._process is not None and self._process.fork is not None:
@@ -204,6 +219,8 @@ class WorkerSlot:
         else:
             if isinstance(report, WorkerRunning):
                 process.running = report
+            elif isinstance(report, JobRunning):
+                process.job = report if report.job else None
             self._report(report)
 
     def _send_orders(self, fork: Fork, process: _Process) -> None:
@@ -274,7 +291,8 @@ class WorkerSlot:
         # One that never accepted calls has printed nothing of theirs: messages of the node say why it did not come up.
         last_words = last.data if pid is not None else end_of_log(self._plan.config.workdir).encode()
         over = process.overrun
-        return WorkerExit(
+        of_job = over is not None and over.position == JOB
+        exited = WorkerExit(
             worker=self._worker,
             incarnation=process.incarnation,
             exit_code=exit_code if exit_code is not None and exit_code >= 0 else None,
@@ -286,9 +304,11 @@ class WorkerSlot:
             last_words_at=last.at,
             omitted_bytes=last.omitted,
             begun=take_mark(process.mark_path),
-            overran=over.position if over is not None else 0,
+            overran=over.position if over is not None and not of_job else 0,
             overran_memory=over is not None and over.of_memory,
         )
+        release_claims(self._jobs, self._plan, exited.ended_for or exited.reason, ended=exited, overran=of_job)
+        return exited
 
     def _reason(self, process: _Process, exit_code: int | None) -> str:
         if exit_code is None:
@@ -300,3 +320,69 @@ class WorkerSlot:
         if process.over_memory:
             return f"exceeded its memory limit of {self._plan.memory_limit_bytes / _GIB:.1f} GiB"
         return exit_reason(exit_code)
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def release_claims(
+    jobs: JobStore, plan: NodePlan, reason: str, *, ended: WorkerExit | None = None, overran: bool = False
+) -> None:
+    """End the runs of calls of jobs whose process is dead: they wait for another one, or are over.
+
+    Args:
+        jobs: the node's jobs.
+        plan: the node.
+        reason: why their process ended.
+        ended: the report of its end; None releases all claims of the node.
+        overran: True if it was killed for a limit of the call.
+    """
+    try:
+        for claim in jobs.claims(ended.incarnation if ended is not None else ""):
+            if ended is not None and ended.last_words:
+                _keep_last_words(jobs, claim, plan, ended.last_words)
+            limit = ("memory" if ended.overran_memory else "time") if overran and ended is not None else ""
+            jobs.release(claim, _loss(jobs, claim, plan, reason, limit), final=overran)
+    except (OSError, DamagedJobFileError):
+        log.exception("calls of jobs could not be released")
+
+
+def _keep_last_words(jobs: JobStore, claim: Claim, plan: NodePlan, words: str) -> None:
+    assembler = LineAssembler("stdout", time.time)
+    lines = KeptLines(jobs.output_folder(claim), lambda write: write())
+    name = jobs.facts(claim)["name"] or claim.name
+    for piece in assembler.feed(words.encode("latin-1")) + assembler.finish():
+        lines(LogLine(plan.config.node, plan.config.instance_id, piece.text, piece.timestamp, claim.worker, name))
+    lines.close()
+
+
+def _loss(jobs: JobStore, claim: Claim, plan: NodePlan, reason: str, limit: str) -> JobOutcome:
+    """Return the outcome of a call that is not run again; ``limit`` names the one that it exceeded, if it did."""
+    facts, node, log_path = jobs.facts(claim), plan.config.node, plan.worker_log(claim.worker)
+    name, place = facts["name"] or claim.name, f"on node {node}, worker {claim.worker}"
+    times = f"{claim.attempt} times, the last one" if claim.attempt > 1 else "once,"
+    message = (
+        f"{name} lost its worker {times} {place}: {reason}. It may have begun there, and with "
+        f"retries={facts['retries']} is not run again; raise it if another run is safe."
+    )
+    if limit == "memory":
+        message = (
+            f"{name} added more than its memory of {facts['memory_bytes'] / _GIB:.3g} GiB to its worker's, {place}, "
+            "and was ended with it. It is not run again; raise memory=, or have it take less."
+        )
+    elif limit:
+        message = (
+            f"{name} ran longer than its timeout of {facts['timeout_s']:g} s {place}, and was ended with its worker. "
+            "It is not run again; raise timeout= if it may take longer."
+        )
+    return JobOutcome(
+        end=JobEnd.TIMEOUT if limit == "time" else JobEnd.LOST,
+        node=node,
+        worker=claim.worker,
+        attempt=claim.attempt,
+        seconds=max(0.0, time.time() - claim.since),
+        message=f"{message} Its log on the node: {log_path}",
+        reason=reason,
+        timeout_s=facts["timeout_s"],
+        log_path=log_path,
+    )

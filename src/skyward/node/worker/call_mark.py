@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -36,6 +37,8 @@ Mark = MutableSequence[int] | memoryview
 _MOST = (1 << 64) - 1
 _POSITION, _LIMITED, _DEADLINE, _MOST_MEMORY, _PROCESS, ARRIVED, RUNNING, WATCHED, HEEDS = range(9)
 _BYTES = 9 * 8
+JOB: Final = 1 << 63
+"""Position of a call of a job, which is none among those that the client has sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +76,12 @@ def may_run(mark: memoryview | None) -> bool:
     return mark is None or mark[RUNNING] != 0
 
 
-def arm(mark: Mark, *, timeout_s: float, memory_bytes: int) -> None:
-    """Store the limits of the call that the mark names; from now on they hold. Zero is no limit."""
+def arm(mark: Mark, *, timeout_s: float, memory_bytes: int, of_job: bool = False) -> None:
+    """Store the limits of the call that the mark names, or of one of a job; from now on they hold. Zero is no limit."""
     mark[_DEADLINE] = min(time.monotonic_ns() + round(timeout_s * 1e9), _MOST) if timeout_s else 0
     # Memory that earlier calls have left is not the call's.
     mark[_MOST_MEMORY] = min(psutil.Process().memory_info().rss + memory_bytes, _MOST) if memory_bytes else 0
-    mark[_LIMITED] = mark[_POSITION]
+    mark[_LIMITED] = JOB if of_job else mark[_POSITION]
 
 
 def disarm(mark: Mark) -> None:

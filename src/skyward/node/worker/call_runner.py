@@ -31,12 +31,15 @@ from skyward.errors import ConfigurationError
 from skyward.events import SkywardEvent, use_callback
 from skyward.hidden_frames import related
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
-from skyward.node.worker.call_mark import HEEDS, RUNNING, WATCHED, Mark, arm, blank_mark, disarm
+from skyward.node.jobs.store import Claim
+from skyward.node.worker.call_mark import HEEDS, JOB, RUNNING, WATCHED, Mark, arm, blank_mark, disarm
 from skyward.node.worker.child_processes import call_in_this_process
+from skyward.node.worker.job_runs import WorkerJobs
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.shared_results import SharedResults
 from skyward.shipping.definitions import enter_main
+from skyward.shipping.job_file import JobCall
 from skyward.shipping.pickling import (
     LARGE_BYTES,
     LARGE_HERE_BYTES,
@@ -54,6 +57,7 @@ from skyward.wire.messages import (
     CheckpointWritten,
     EmittedEvent,
     GangAddress,
+    LogPiece,
     MissingBlobs,
     ModuleSource,
     Outcome,
@@ -125,6 +129,7 @@ class ReceivedCall:
         data: pickle of the arguments, unless there is a ``payload``.
         payload: the arguments, if they are large.
         header: see :class:`CallHeader`.
+        job: the content of a job's call, whose ``id`` is negative; None for the client's calls.
     """
 
     id: int
@@ -134,6 +139,7 @@ class ReceivedCall:
     data: bytes
     payload: Payload | None = None
     header: CallHeader | None = None
+    job: JobCall | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -191,11 +197,12 @@ class CallRunner:
     """Queue of one worker's calls, and their runner.
 
     Attributes:
-        running: id of the call that runs; 0 while none does.
+        running: id of the call that runs; 0 while none does, negative for one of a job.
         functions: functions that calls may name, by id. The client decides which ones are here.
         memory_limit_bytes: memory that this process may use; 0 is no limit.
         shared_results: memory for large results that the client shares; None where it is on another machine.
         grace: what the running call is told of its end, and its checkpoints.
+        jobs: the node's jobs, of which it runs calls while its queue is empty; None where there are none.
 
     Args:
         outlet: connection to the client.
@@ -222,6 +229,9 @@ class CallRunner:
         self.functions: dict[str, SentFunction] = {}
         self.memory_limit_bytes = 0
         self.shared_results: SharedResults | None = None
+        self.jobs: WorkerJobs | None = None
+        self._jobs_wait = True
+        self._jobs_begun = 0
         self._begun: Mark = blank_mark() if begun is None else begun
         self._ask_for_watch = ask_for_watch
         self.grace = CallGrace(
@@ -303,18 +313,22 @@ class CallRunner:
         with _open_folder() as folder, self.grace, self._signals, enter_call(_ALONE), use_callback(self._emit):
             while not self._closed:
                 call = self._next()
-                if call is not None:
-                    if not self._keeps_memory:
-                        keep_freed_memory(_KEPT_BLOCK_BYTES, _KEPT_FREE_BYTES)
-                        self._keeps_memory = True
-                    if self._results:  # the next call may take hours
-                        self._outlet.flush_later()
-                    os.fchdir(folder)  # back from the folder of an earlier call, which may be gone; 0.3 µs
-                    self._run(call)
+                claim = self._claim() if call is None and self._jobs_wait else None
+                if call is None and claim is None:
+                    self.hand_over_results()
+                    self._outlet.flush()
+                    self._wait()
                     continue
-                self.hand_over_results()
-                self._outlet.flush()
-                self._wait()
+                if not self._keeps_memory:
+                    keep_freed_memory(_KEPT_BLOCK_BYTES, _KEPT_FREE_BYTES)
+                    self._keeps_memory = True
+                if self._results:  # the next call may take hours
+                    self._outlet.flush_later()
+                os.fchdir(folder)  # back from the folder of an earlier call, which may be gone; 0.3 µs
+                if call is not None:
+                    self._run(call)
+                elif claim is not None:
+                    self._run_job(claim)
 
     def _settle(self, call: ReceivedCall) -> None:
         """Send the result of a final call before the next call runs."""
@@ -323,11 +337,78 @@ class CallRunner:
             self.hand_over_results()
             self._outlet.flush()
 
+    # --- jobs -------------------------------------------------------------------------------------------------------
+
+    @property
+    def runs_job(self) -> bool:
+        """True while a call of a job runs."""
+        return self.running < 0
+
+    def look_for_jobs(self) -> None:
+        """Look for calls of jobs once the queue is empty."""
+        with self._lock:
+            self._jobs_wait = True
+        self.wake()
+
+    def keep_lines(self, pieces: Sequence[LogPiece]) -> None:
+        """Keep the lines that a job's call prints."""
+        if self.jobs is not None:
+            self.jobs.keep_lines(pieces)
+
+    def keep_record(self, values: Mapping[str, Any]) -> None:
+        """Keep the line of a record that a job's call logs."""
+        if self.jobs is not None:
+            self.jobs.keep_record(values)
+
+    def _claim(self) -> Claim | None:
+        """Claim a call of a job, unless the client's calls wait; they may for its results to be acknowledged."""
+        with self._lock:
+            if self._queue:
+                return None
+            self._jobs_wait = False  # before the look: one that is added meanwhile is said to be
+        claim = self.jobs.claim() if self.jobs is not None else None
+        if claim is not None:
+            self._jobs_wait = True
+        return claim
+
+    def _run_job(self, claim: Claim) -> None:
+        """Run a job's call and store its outcome.
+
+        If that cannot be stored, the error ends this process, and the supervisor releases the claim.
+        """
+        assert self.jobs is not None
+        self._started = time.perf_counter()
+        self._jobs_begun -= 1
+        call = ReceivedCall(self._jobs_begun, SentFunction(claim.job, Payload()), JOB, final=True, data=b"")
+        with self._lock:
+            self.running, self._current, self._client = call.id, call, self._clients
+            self._leave_rest()
+        if not self.jobs.begin(claim):
+            return
+        try:
+            call.job = self.jobs.read(claim)
+            call.function.label = call.job.label
+            # Of a fixed name: the next run on this node goes on from there.
+            call.header = replace(call.job.header, checkpoint=f"{claim.job}-{claim.index}")
+            result: Packed | PackedError = self._execute(call)
+        except FreshProcessNeeded as why:
+            if self._begun[0] or call.id < -1:
+                self.jobs.renew(claim, str(why))
+            result = pack_error(why)  # this one is fresh: another one would not be better
+        except BaseException as raised:  # a call that exits or is interrupted must not end its worker
+            result = self._packed_error(raised)
+        disarm(self._begun)
+        self.jobs.end(claim, result, time.perf_counter() - self._started)
+
     def _emit(self, event: SkywardEvent) -> None:
+        if self.runs_job:
+            return  # nobody would receive it
         self._outlet.push(EmittedEvent(self.running, pack_result(event, what="the event").data))
         self._outlet.flush_soon()
 
     def _report_checkpoint(self, call_id: int, name: str) -> None:
+        if call_id < 0:  # the client does not have the call
+            return
         self._outlet.push(CheckpointWritten(call_id, name))
         self._outlet.flush_soon()
 
@@ -336,7 +417,7 @@ class CallRunner:
 
     def _wait(self) -> None:
         with self._lock:
-            if self._closed or self._may_run():
+            if self._closed or self._may_run() or (self._jobs_wait and not self._queue):
                 return
             self._waiting = True
             limit_s = _PAUSE_S if self._queue or self._blobs.holds_any else _IDLE_S if self._keeps_memory else None
@@ -423,19 +504,23 @@ class CallRunner:
             self._answer(SpentProcess([call.id], str(why)))
             return
         except BaseException as raised:  # a call that exits or is interrupted must not end its worker
-            add_hints(raised)
-            packed = pack_error(raised)
-            if is_doubtful(packed.type_name, packed.message):
-                disarm(self._begun)
-                # The driver reports a failed GPU up to 3 s later. If it does, the node ends meanwhile, and the call
-                # moves to another node instead of failing.
-                threading.Event().wait(DOUBT_S)
+            packed = self._packed_error(raised)
             outcome = Outcome(seconds=time.perf_counter() - started, error=packed)
             self._answer(CallResult(call.id, outcome))
             if call.header is not None and call.header.gang and call.header.world > 1:
                 self._answer(SpentProcess([], ""))  # its connections to other ranks still exist
             return
         self._send(call.id, result, time.perf_counter() - started)
+
+    def _packed_error(self, raised: BaseException) -> PackedError:
+        add_hints(raised)
+        packed = pack_error(raised)
+        if is_doubtful(packed.type_name, packed.message):
+            disarm(self._begun)
+            # The driver reports a failed GPU up to 3 s later. If it does, the node ends meanwhile, and the call
+            # moves to another node instead of failing.
+            threading.Event().wait(DOUBT_S)
+        return packed
 
     def _answer(self, item: ToClient) -> None:
         """Send the answer of the running call, unless the client that sent the call is gone."""
@@ -458,12 +543,28 @@ class CallRunner:
 
     def _call_function(self, call: ReceivedCall) -> Packed:
         sent = call.function
+        if (job := call.job) is not None:
+            self._blobs.let_go()
+            take_sources(job.sources)
+            function = sent.load(lambda _: unpack_call_with_main(job.function.data, job.function.buffers))
+            (args, kwargs), main = unpack_call_with_main(job.arguments.data, job.arguments.buffers)
+            return self._call_loaded(sent, function, args, kwargs, main)
         function = sent.load(self._load)
         if call.payload is None:
             self._blobs.let_go()
             (args, kwargs), main = unpack_call_with_main(call.data)
         else:
             (args, kwargs), main = self._load(call.payload)
+        return self._call_loaded(sent, function, args, kwargs, main)
+
+    def _call_loaded(
+        self,
+        sent: SentFunction,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        main: ModuleType | None,
+    ) -> Packed:
         enter_main(sent.main, main)
         if self.grace.in_use:
             self.grace.enter()
@@ -483,7 +584,12 @@ class CallRunner:
                 "by ComputePool(memory=…)"
             )
         if header.timeout_s or header.memory_bytes:
-            arm(self._begun, timeout_s=header.timeout_s, memory_bytes=header.memory_bytes)
+            arm(
+                self._begun,
+                timeout_s=header.timeout_s,
+                memory_bytes=header.memory_bytes,
+                of_job=call.job is not None,
+            )
         if header.timeout_s or header.checkpoint:
             self.grace.begin(timeout_s=header.timeout_s, grace_s=header.grace_s, checkpoint=header.checkpoint)
         with enter_call(_context_of(header, partial(self._meet, call.id))):

@@ -102,6 +102,7 @@ class LaneServer:
         self.runner = CallRunner(
             self, self.output, blob_dirs, begun, checkpoints=checkpoints, ask_for_watch=ask_for_watch
         )
+        self._log = log
         self._incarnation = incarnation
         self._shared_results = shared_results
         self._loop = asyncio.get_running_loop()
@@ -152,7 +153,7 @@ class LaneServer:
 
     def _collect_some(self) -> bool:
         """Send some captured output; return True if there was any."""
-        if not self._linked:  # the log holds it meanwhile, on disk instead of in memory
+        if not self._linked and not self.runner.runs_job:  # the log holds it meanwhile, on disk instead of in memory
             return False
         self.output.mark(self._has_arrived)
         if not self.output.has_captured:
@@ -330,7 +331,11 @@ class LaneServer:
             self.flush_soon()
         running = self.runner.running
         if isinstance(item, CancelCalls) and running in item.call_ids:
-            self._loop.call_soon_threadsafe(self._begin_end, running)
+            self.end_call(running)
+
+    def end_call(self, call_id: int) -> None:
+        """End a running call, with this process."""
+        self._loop.call_soon_threadsafe(self._begin_end, call_id)
 
     def _begin_end(self, call_id: int) -> None:
         self._spawn(self._end_worker(call_id))
@@ -356,6 +361,11 @@ class LaneServer:
             threading.Event().wait(_PACE_S)
 
     def _send_printed(self, call_id: int, pieces: Sequence[LogPiece], log_end: int = 0, /) -> None:
+        if call_id < 0:
+            self.runner.keep_lines(pieces)
+            if log_end and self._log is not None:  # it has arrived where the supervisor would write it, too
+                self._log.mark(log_end)
+            return
         if not self._linked and self.kept_bytes > _KEPT_LINES_BOUND:
             self._dropped_lines += len(pieces)  # text from Python is nowhere else: memory would grow without bound
             return
@@ -366,6 +376,9 @@ class LaneServer:
         self._push_output(PrintedLines(call_id, pieces, log_end))
 
     def _send_record(self, call_id: int, task: str, values: Mapping[str, Any]) -> None:
+        if call_id < 0:
+            self.runner.keep_record(values)
+            return
         if not self._linked and self.kept_bytes > _KEPT_LINES_BOUND:
             self._dropped_lines += 1
             return

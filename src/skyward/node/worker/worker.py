@@ -25,17 +25,27 @@ from skyward.base.platform import open_descriptors
 from skyward.base.waiting import keep
 from skyward.distributed.grace import EndNotice
 from skyward.distributed.runtime import enter_task
+from skyward.node.jobs.store import LookForJobs
 from skyward.node.plan import NodePlan
 from skyward.node.processes import close_on_exec, end_with_supervisor, name_process, read_commands
 from skyward.node.services import Service, WorkerHost
 from skyward.node.worker.call_mark import Mark, blank_mark, enter, mark_path, open_mark
 from skyward.node.worker.child_processes import call_in_this_process, prepare_multiprocessing
 from skyward.node.worker.descriptor_capture import WorkerLog
+from skyward.node.worker.job_runs import WorkerJobs
 from skyward.node.worker.lane_server import LaneServer
 from skyward.node.worker.lane_watchdog import Watchdog, end_process
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.shared_results import SharedResults
-from skyward.wire.control import EndComing, RunService, Start, SupervisorTrouble, WorkerRunning, to_frame
+from skyward.wire.control import (
+    EndComing,
+    JobRunning,
+    RunService,
+    Start,
+    SupervisorTrouble,
+    WorkerRunning,
+    to_frame,
+)
 from skyward.wire.frames import server_context
 from skyward.wire.listening import BACKLOG
 
@@ -90,6 +100,8 @@ class Worker:
         self._lane = self._lane_loop.call(self._open_lane(worker_log, mark))
         self._lane.output.install()
         self._lane.runner.memory_limit_bytes = plan.memory_limit_bytes
+        self._jobs = WorkerJobs(plan, number, incarnation, self._report_job, self._end_process)
+        self._lane.runner.jobs = self._jobs
         host = WorkerHost(
             name=f"node{plan.config.node}-worker{number}",
             address=plan.ready.guests[number],
@@ -156,6 +168,8 @@ class Worker:
                         self._guest.follow(order)
                     case EndComing() as order:
                         self._lane.runner.grace.announce(EndNotice(kind=order.kind, at=order.at))
+                    case LookForJobs():
+                        self._look_for_jobs()
                     case unexpected:
                         raise TypeError(f"a worker takes no {unexpected!r}")
         except BaseException:  # user code has closed or replaced the descriptor
@@ -165,6 +179,13 @@ class Worker:
         end_with_supervisor(
             self._plan.ready.pid, zygote, instance_id=config.instance_id, folder=self._plan.ready.blob_dir
         )
+
+    def _look_for_jobs(self) -> None:
+        runner = self._lane.runner
+        runner.look_for_jobs()
+        running = runner.running  # read before: another call may run next
+        if running < 0 and self._jobs.is_cancelled():
+            self._lane.end_call(running)
 
     def _leave_connections(self) -> None:
         """Close this worker's sockets in a forked child."""
@@ -183,6 +204,9 @@ class Worker:
         self._lane.output.restore_streams()
         with enter_task(name):
             return call_in_this_process(fn, args, kwargs)
+
+    def _report_job(self, report: JobRunning) -> None:
+        self._report(to_frame(report))
 
     def _end_process(self, reason: str) -> NoReturn:
         try:

@@ -23,7 +23,6 @@ from skyward.shipping.job_file import (
     call_bytes,
     job_call,
     join_calls,
-    outcome_parts,
     outcome_value,
     read_outcome,
 )
@@ -70,7 +69,7 @@ def _print(store: JobStore, claim: Claim, *texts: str) -> None:
 
 def test_a_call_waits_runs_and_ends(tmp_path: Path) -> None:
     store = _store(tmp_path, 3)
-    assert (_state(store), store.unfinished(), store.last_end()) == (JobState.WAITING, 1, 0.0)
+    assert (_state(store), store.unfinished()) == (JobState.WAITING, 1)
 
     claim = _claim(store)
     assert (_state(store), store.unfinished()) == (JobState.RUNNING, 1)
@@ -78,8 +77,8 @@ def test_a_call_waits_runs_and_ends(tmp_path: Path) -> None:
 
     assert store.finish(claim, _value(claim, {"loss": 0.5}))
     assert (_state(store), store.unfinished()) == (JobEnd.VALUE, 0)
-    assert store.last_end() > 0
-    assert outcome_value(read_outcome(store.outcome("run", 0)), where="") == {"loss": 0.5}
+    outcome = read_outcome(tmp_path / "jobs" / store.states()["run"]["0"]["path"])
+    assert outcome_value(outcome, where="") == {"loss": 0.5}
 
 
 def test_calls_run_in_the_order_in_which_they_were_added(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_call_that_exceeded_its_limit_does_not_run_again(tmp_path: Path) -> No
 
     late = JobOutcome(end=JobEnd.TIMEOUT, node=0, worker=0, attempt=claim.attempt, message="too long", timeout_s=1)
 
-    assert not store.release(claim, late)
+    assert not store.release(claim, late, final=True)
     assert _state(store) == JobEnd.TIMEOUT
 
 
@@ -181,28 +180,15 @@ def test_a_name_with_odd_characters_is_refused(tmp_path: Path, name: str) -> Non
         JobStore(tmp_path).add(name, 0, [_call()])
 
 
-def test_a_spare_runs_once_it_is_used_with_the_retries_that_are_left(tmp_path: Path) -> None:
+def test_runs_on_other_nodes_count(tmp_path: Path) -> None:
     store, content = JobStore(tmp_path / "jobs"), _call(retries=2)
-    store.add("run", 0, [content], spare=True)
-    assert (store.claim(0, "a"), store.unfinished(), _state(store)) == (None, 0, JobState.SPARE)
-
-    store.use("run", 0, runs=2)
-    store.use("run", 0, runs=2)
+    store.add("run", 0, [content], runs=2)
+    store.add("run", 0, [content], runs=2)
 
     claim = _claim(store)
+
     assert claim.attempt == 3
     assert not store.release(claim, _loss(claim)), "it was the last one"
-
-
-def test_an_outcome_of_another_node_ends_a_spare(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "jobs")
-    store.add("run", 0, [_call()], spare=True)
-
-    store.keep_outcome(
-        "run", 0, outcome_parts(JobOutcome(end=JobEnd.LOST, node=3, worker=0, attempt=2, message="it died"))
-    )
-
-    assert store.states()["run"]["0"] | {"label": "abs", "state": "lost", "runs": 2} == store.states()["run"]["0"]
 
 
 def test_a_job_that_is_over_can_be_forgotten_and_its_name_used_again(tmp_path: Path) -> None:
@@ -216,7 +202,7 @@ def test_a_job_that_is_over_can_be_forgotten_and_its_name_used_again(tmp_path: P
     store.forget("run")
     store.forget("run")  # again: the answer may be lost
     with pytest.raises(UnknownJobError):
-        store.outcome("run", 0)
+        store.cancel("run", 0)
     store.add("run", 0, [_call()])
     store.look_again()
 
@@ -380,12 +366,11 @@ def test_the_commands_add_show_and_fetch_a_job(tmp_path: Path, command: _Command
 
     states = command("states", "run")["jobs"]["run"]
     output = command("output", "run", "0")
-    piece = command("outcome", "run", "0", "3")
 
     assert {index: facts["state"] for index, facts in states.items()} == {"0": "value", "4": "waiting"}
     assert LogLine(*output["lines"][0]).line == "hello"
     assert command("output", "run", "0", output["at"]) == {"lines": [], "at": output["at"], "more": False}
-    assert piece["nbytes"] == states["0"]["outcome_bytes"] == (tmp_path / "jobs" / states["0"]["path"]).stat().st_size
+    assert states["0"]["outcome_bytes"] == (tmp_path / "jobs" / states["0"]["path"]).stat().st_size
     assert command("cancel", "run") == {"running": []}
     assert command("states")["jobs"]["run"]["4"]["state"] == "cancelled"
     assert command("forget", "run") == {"forgotten": True}
@@ -394,11 +379,11 @@ def test_the_commands_add_show_and_fetch_a_job(tmp_path: Path, command: _Command
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
-        (("outcome", "run", "0"), "unknown"),
-        (("outcome", "other", "0"), "unknown"),
+        (("output", "run", "1"), "unknown"),
+        (("output", "other", "0"), "unknown"),
         (("cancel", "run", "9"), "unknown"),
         (("forget", "run"), "invalid"),
-        (("use", "../run", "0"), "invalid"),
+        (("output", "../run", "0"), "invalid"),
     ],
 )
 def test_a_refused_command_says_why(tmp_path: Path, command: _Commands, words: tuple[str, ...], kind: str) -> None:

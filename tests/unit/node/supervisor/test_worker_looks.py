@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from skyward.node.jobs.store import JobStore
 from skyward.node.plan import NodePlan, make_plan
 from skyward.node.supervisor.worker_restarts_and_limits import WorkerSlot
 from skyward.node.worker.call_mark import HEEDS, RUNNING, WATCHED, enter, mark_path, open_mark
@@ -58,7 +59,8 @@ def plan(tmp_path: Path) -> NodePlan:
 async def running(plan: NodePlan, asked: asyncio.Event) -> AsyncGenerator[tuple[WorkerSlot, memoryview, Forks]]:
     """Yield a slot whose worker is this very process, the mark that it shares with it, and its zygote."""
     forks: Any = Forks()
-    slot = WorkerSlot(plan, 0, zygote=forks, report=lambda _: None, watch=asked.set)
+    jobs = JobStore(Path(plan.config.workdir, "jobs"))
+    slot = WorkerSlot(plan, 0, zygote=forks, jobs=jobs, report=lambda _: None, watch=asked.set)
     slot.follow(Start(head_addr="", total_nodes=1))
     keeping = asyncio.create_task(slot.keep())
     mark = open_mark(mark_path(plan.ready.blob_dir, await forks.incarnations.get()))
