@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import assert_type
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, assert_type
 
 from skyward.api.calls import ComputeFunction, PendingBatch, PendingCompute, Runner, compute, gather
+from skyward.api.streams import Stream
 
 
 @compute
@@ -21,6 +22,20 @@ def half(value: float) -> float:
 @compute(retries=1, retry=(OSError,))
 def name() -> str:
     return "name"
+
+
+@compute
+def yielded(count: int) -> Generator[int]:
+    yield from range(count)
+
+
+@compute(retries=1)
+def iterated(count: int) -> Iterator[str]:
+    yield from map(str, range(count))
+
+
+@compute
+def anything() -> Any: ...
 
 
 class Model:
@@ -42,6 +57,15 @@ def methods(model: Model) -> None:
     assert_type(model.predict(3), PendingCompute[bytes])
     assert_type(Model.predict.local(model, 3), bytes)
     assert_type(model.predict.local(3), bytes)
+
+
+async def streams(pool: Runner) -> None:
+    assert_type(yielded(3) >> pool, Stream[int])
+    assert_type(iterated(3) @ pool, tuple[Stream[str], ...])
+    assert_type([item async for item in iterated(3) >> pool], list[str])
+    assert_type([*(yielded(3) >> pool)], list[int])
+    assert_type(yielded.local(3), Generator[int])
+    assert_type(anything() >> pool, Any)
 
 
 def operators(pool: Runner) -> None:

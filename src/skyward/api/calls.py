@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -44,6 +44,9 @@ from skyward.hidden_frames import from_callers_line, hide_frames
 from skyward.request.checks import gibibytes, positive_number, refusal, refuse_unknown, whole_number
 from skyward.shipping.pickling import PLAIN_TYPES, pack, packing, unpack
 from skyward.submission import CallLimits, Invocation
+
+if TYPE_CHECKING:
+    from skyward.api.streams import Stream
 
 __all__ = ["ComputeFunction", "PendingBatch", "PendingCompute", "compute", "gather"]
 
@@ -75,6 +78,10 @@ class Runner(Protocol):
         """Run one call on every worker and wait for the results, ordered by (node, worker)."""
         ...
 
+    def run_generator(self, pending: PendingStream[T], /, *, everywhere: bool = False) -> tuple[Stream[T], ...]:
+        """Run a generator on any worker, or on every worker; return the streams of its items at once."""
+        ...
+
 
 @misuse.refuses_uses
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -97,8 +104,19 @@ class PendingCompute(misuse.Unsent, Generic[R]):
     _site: misuse.CallSite | None = None
     """Place of a call that nothing has used yet, for the warning of a call that is dropped unsent."""
 
-    def __rshift__(self, pool: Runner) -> R:
-        """Run the call on one worker and return its result: ``call >> pool``."""
+    @overload
+    def __rshift__(self: PendingCompute[Never], pool: Runner) -> R: ...  # also what a type checker knows nothing of
+    @overload
+    def __rshift__(self: PendingCompute[Generator[T, Any, Any]], pool: Runner) -> Stream[T]: ...
+    @overload
+    def __rshift__(self: PendingCompute[Iterator[T]], pool: Runner) -> Stream[T]: ...
+    @overload
+    def __rshift__(self, pool: Runner) -> R: ...
+    def __rshift__(self, pool: Runner) -> Any:
+        """Run the call on one worker and return its result: ``call >> pool``.
+
+        The result of a generator is the :class:`~skyward.Stream` of its items, at once.
+        """
         try:
             if not hasattr(type(pool), "run_batch"):
                 raise misuse.no_pool(pool, ">>", self.label)
@@ -107,7 +125,15 @@ class PendingCompute(misuse.Unsent, Generic[R]):
             misuse.leave_to_caller(self, error, pool)
             raise
 
-    def __matmul__(self, pool: Runner) -> tuple[R, ...]:
+    @overload
+    def __matmul__(self: PendingCompute[Never], pool: Runner) -> tuple[R, ...]: ...
+    @overload
+    def __matmul__(self: PendingCompute[Generator[T, Any, Any]], pool: Runner) -> tuple[Stream[T], ...]: ...
+    @overload
+    def __matmul__(self: PendingCompute[Iterator[T]], pool: Runner) -> tuple[Stream[T], ...]: ...
+    @overload
+    def __matmul__(self, pool: Runner) -> tuple[R, ...]: ...
+    def __matmul__(self, pool: Runner) -> tuple[Any, ...]:
         """Run the call once on every worker and return the results by (node, worker): ``call @ pool``."""
         try:
             if not hasattr(type(pool), "run_batch"):
@@ -180,7 +206,7 @@ class PendingCompute(misuse.Unsent, Generic[R]):
             raise misuse.unsent_result(self.label)
         parts = (self.fn, self.args, self.kwargs, self.retries, self.limits)
         packed = pack(parts, what=self.label)
-        return _unpickled, (packed.data, [bytes(buffer) for buffer in packed.buffers])
+        return _unpickled, (packed.data, [bytes(buffer) for buffer in packed.buffers], type(self))
 
     def __repr__(self) -> str:
         return f"<pending call {misuse.outline(self.label, self.args, self.kwargs)}: not sent, write ... >> pool>"
@@ -211,6 +237,42 @@ class PendingCompute(misuse.Unsent, Generic[R]):
             gang=getattr(fn, GANG_MARK, False) is True,
             limits=self.limits,
         )
+
+
+class PendingStream(PendingCompute[Iterator[T]]):
+    """Call of a generator that is not yet sent to a pool. Immutable; picklable by any pickler."""
+
+    __slots__ = ()
+
+    def __rshift__(self, pool: Runner) -> Stream[T]:
+        """Run the generator on one worker; return the stream of its items at once: ``call >> pool``."""
+        (stream,) = self._streams(pool, ">>")
+        return stream
+
+    def __matmul__(self, pool: Runner) -> tuple[Stream[T], ...]:
+        """Run the generator on every worker; return the streams of their items by (node, worker): ``call @ pool``."""
+        return self._streams(pool, "@")
+
+    def _streams(self, pool: Runner, operator: str) -> tuple[Stream[T], ...]:
+        try:
+            if not hasattr(type(pool), "run_generator"):
+                raise misuse.no_pool(pool, operator, self.label)
+            return pool.run_generator(self, everywhere=operator == "@")
+        except BaseException as error:
+            misuse.leave_to_caller(self, error, pool)
+            raise
+
+    def invocation(self) -> Invocation:
+        """Raise: a generator has items, and no result for a future or a batch."""
+        self.mark_used()
+        raise ConfigurationError(
+            f"{self.label} is a generator: {self.label}(...) >> pool returns its items as they come, while it runs. "
+            "For several of them at once, write that for each; for a single result, return a list instead"
+        )
+
+    def generator_invocation(self) -> Invocation:
+        """Return the call in the form of the task-submission interface."""
+        return PendingCompute.invocation(self)
 
 
 @misuse.refuses_uses_of_batch
@@ -381,6 +443,23 @@ class ComputeFunction(Generic[P, R]):
         return f"<compute function {self.__module__}.{self.__qualname__}>"
 
 
+class StreamFunction(ComputeFunction[P, Iterator[T]]):
+    """Generator whose calls are lazy: calling it returns a :class:`PendingStream`. Made by :func:`compute`."""
+
+    def pending(self, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType) -> PendingStream[T]:
+        """Return a pending call with these arguments, made in the frame ``caller``."""
+        call, site = super().pending(args, kwargs, caller), (caller.f_code, caller.f_lasti)
+        call.mark_used()
+        return PendingStream(fn=call.fn, args=args, kwargs=kwargs, retries=call.retries, limits=call.limits, _site=site)
+
+    def decorated_inside(self, decorate: object) -> NoReturn:  # noqa: ARG002 - the base's
+        """Raise: workers that run a function together have one result each."""
+        raise ConfigurationError(
+            f"{self.__name__} is a generator, and the workers of skyward.distributed return a result each: return a "
+            "list instead"
+        )
+
+
 @misuse.refuses_uses_of_function
 class BoundComputeFunction(Generic[P, R]):
     """Compute function as a method of an object or a class, which is the first argument of its calls.
@@ -455,6 +534,8 @@ def compute(
     **unknown: Never,
 ) -> Any:
     """Make a function lazy: calling it gives a :class:`PendingCompute`. Used bare or with options.
+
+    A call of a generator, ``call >> pool``, gives its items as they come: a :class:`~skyward.Stream`.
 
     In a class, write it above ``@classmethod``: below, ``local`` misses the class from Python 3.13 on.
 
@@ -601,6 +682,8 @@ def _decorated(fn: Any, **options: Any) -> Any:
         )
     if not callable(fn):
         raise ConfigurationError(f"compute decorates a function, got {type(fn).__name__}")
+    if _is_generator(fn):
+        return StreamFunction(cast("Callable[..., Iterator[Any]]", fn), **options)
     _refuse_suspended(fn, "compute decorates")
     return ComputeFunction(fn, **options)
 
@@ -618,6 +701,10 @@ def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...
         raise ConfigurationError(
             f"retry must be empty for {_name_of(fn)}, which is decorated with skyward.distributed: its workers run it "
             "together, and none of them can run it again alone"
+        )
+    if retry and _is_generator(fn):
+        raise ConfigurationError(
+            f"retry must be empty for {_name_of(fn)}, a generator: run again, it would yield its first items twice"
         )
     run: Callable[..., R] = functools.partial(_run_with_retries, fn, retries, retry) if retry else fn
 
@@ -649,9 +736,9 @@ def _run_with_retries(
     return retrying(functools.partial(fn, *args, **kwargs))  # its own parameters have names, too
 
 
-def _unpickled(data: bytes, buffers: list[bytes]) -> PendingCompute[Any]:
+def _unpickled(data: bytes, buffers: list[bytes], kind: type[PendingCompute[Any]]) -> PendingCompute[Any]:
     fn, args, kwargs, retries, limits = unpack(data, [bytearray(buffer) for buffer in buffers])
-    return PendingCompute(fn=fn, args=args, kwargs=kwargs, retries=retries, limits=limits)
+    return kind(fn=fn, args=args, kwargs=kwargs, retries=retries, limits=limits)
 
 
 # Entries of a container that are looked at when a call is made. Pickling finds all others, when it is sent.
@@ -680,6 +767,7 @@ def _name_of(fn: Callable[..., Any]) -> str:
 _OPTIONS: Final = ("grace", "memory", "retries", "timeout")
 """Options that a single call may have."""
 
+_SUSPENDED = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _KINDS_OF_REST = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
@@ -722,12 +810,8 @@ def _checked_retry(retry: object) -> tuple[type[Exception], ...]:
 
 def _refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
     """Refuse coroutine functions and generators: their return values have not run, and cannot be pickled."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    # A tenth of the time of `inspect`'s functions, for every call. Proxies show the code of their function.
-    owner = fn if type(fn) in (FunctionType, MethodType) else type(fn).__call__
-    code = getattr(owner, "__code__", None)
-    if not isinstance(code, CodeType):
+    code = _code_of(fn)
+    if code is None or not code.co_flags & _SUSPENDED:
         return
     name, flags = code.co_name, code.co_flags
     if name == "__call__":
@@ -736,8 +820,27 @@ def _refuse_suspended(fn: Callable[..., Any], taker: str) -> None:
         raise ConfigurationError(
             f"{taker} plain functions; {name} is async: call it inside one, with asyncio.run({name}(...))"
         )
-    if flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
-        raise ConfigurationError(f"{taker} plain functions; {name} is a generator: return a list instead")
+    if flags & inspect.CO_ASYNC_GENERATOR:
+        raise ConfigurationError(f"{taker} plain functions; {name} is an async generator: write it with def and yield")
+    raise ConfigurationError(
+        f"{taker} plain functions; {name} is a generator: decorate it with @skyward.compute, and {name}(...) >> pool "
+        "returns its items as they come; or return a list"
+    )
+
+
+def _code_of(fn: Callable[..., Any]) -> CodeType | None:
+    """Return the code that a call of ``fn`` runs; None for builtins and the like."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    # A tenth of the time of `inspect`'s functions, for every call. Proxies show the code of their function.
+    owner = fn if type(fn) in (FunctionType, MethodType) else type(fn).__call__
+    code = getattr(owner, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _is_generator(fn: Callable[..., Any]) -> bool:
+    code = _code_of(fn)
+    return code is not None and bool(code.co_flags & inspect.CO_GENERATOR)
 
 
 def _nothing() -> None: ...

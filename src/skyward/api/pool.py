@@ -15,12 +15,13 @@ from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 from weakref import ref
 
-from skyward.api.calls import PendingBatch, PendingCompute, Ts, not_a_call
+from skyward.api.calls import PendingBatch, PendingCompute, PendingStream, Ts, not_a_call
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.live_views import PoolOutput, serve_snapshots
 from skyward.api.misuse import by_name_only, refuses_operands
@@ -62,11 +63,13 @@ from skyward.submission import (
 )
 
 if TYPE_CHECKING:
+    from skyward.api.streams import Stream
     from skyward.scheduling.running_pool import PoolParts, RunningPool
 
 __all__ = ["ComputePool", "current_pool"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _logger = logging.getLogger("skyward")
 _pools_made = itertools.count()
@@ -378,7 +381,7 @@ class ComputePool(CallsByFunction):
         The first failure is raised at once: queued calls are dropped, running calls finish. A batch with
         ``return_exceptions`` returns exceptions as values instead.
         """
-        calls = map(PendingCompute[Any].invocation, batch.calls)  # one at a time: thousands at once wake the collector
+        calls = map(methodcaller("invocation"), batch.calls)  # one at a time: thousands at once wake the collector
         ended = self._ready.scheduler.run(calls, all_of_them=batch.return_exceptions)
         return cast("tuple[*Ts]", _results(ended, batch.calls, return_exceptions=batch.return_exceptions))
 
@@ -391,6 +394,15 @@ class ComputePool(CallsByFunction):
         running.have_a_node()
         ended = running.scheduler.run([call], everywhere=True)
         return _results(ended, (pending,) * len(ended), return_exceptions=False)
+
+    def run_generator(self, pending: PendingStream[T], *, everywhere: bool = False) -> tuple[Stream[T], ...]:
+        """Run a generator on any worker, or on every worker, and return at once: ``pending >> pool``.
+
+        Returns the stream of its items; with ``everywhere`` one for each worker, by (node, worker).
+        """
+        from skyward.api.streams import open_streams
+
+        return open_streams(self._ready.scheduler, pending.generator_invocation(), everywhere=everywhere)
 
     def executor(self) -> PoolExecutor:
         """Return the pool as a :class:`concurrent.futures.Executor`; its shutdown leaves the pool open."""

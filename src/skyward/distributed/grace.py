@@ -13,7 +13,8 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -163,6 +164,27 @@ class CallGrace:
         if self._call is not None:
             self._call.entered = True
             self._interrupt()
+
+    def leave(self) -> None:
+        """Take note that the call's function waits, as a generator does between two items; nothing is raised in it."""
+        if self._call is not None:
+            self._call.entered = False
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Leave the call's limit in time out of force inside the block, whose time is not the call's."""
+        call = self._call
+        if call is None or call.timer is None or call.limit_told:
+            yield
+            return
+        call.timer.cancel()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            call.began += time.monotonic() - began
+            if not call.limit_told:
+                self._set_timer(call)
 
     def end(self) -> None:
         """Forget the call, which is over. Nothing is raised in it any more."""

@@ -111,6 +111,24 @@ def short_label(label: str) -> str:
     return label.partition(" (")[0].rpartition(".")[2]
 
 
+class CallSink(Protocol):
+    """Receiver of the outcomes of calls that are submitted together.
+
+    Attributes:
+        work: counts of the calls.
+    """
+
+    work: WorkCount
+
+    def fill(self, calls: Sequence[LiveCall]) -> None:
+        """Take in the calls, before any of them is queued."""
+        ...
+
+    def deliver(self, index: int, raw: RawOutcome) -> None:
+        """Store the outcome of call number ``index``. On the event loop."""
+        ...
+
+
 class CallBatch:
     """Outcomes of calls that one caller waits for.
 
@@ -123,7 +141,7 @@ class CallBatch:
     """
 
     def __init__(self, calls: Sequence[Any] = ()) -> None:
-        self.work: WorkCount | None = WorkCount()
+        self.work = WorkCount()
         self.fill(calls)
         self.failed: int | None = None
         self._over = False
@@ -465,7 +483,7 @@ class LiveCall(CallState):
     limits: CallLimits | None = None
     tasks: int = 1
     work_label: str = ""
-    sink: CallBatch | RemoteFuture = field(init=False)
+    sink: CallSink | RemoteFuture = field(init=False)
     index: int = 0
     number: int = 0
     header: messages.CallHeader | None = None

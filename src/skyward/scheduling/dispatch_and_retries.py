@@ -2,9 +2,9 @@
 
 There is one shared queue, and a small window of calls in flight per worker. The window follows from the time that such
 calls took before: about 20 ms of work, or two round trips where those are longer. A call of an unknown kind, a call
-that was interrupted by the loss of its worker, and a call of a gang each go to an idle worker alone. Calls that come
-back from a worker are queued before new ones, and interrupted ones first of all. The cost of a call does not depend on
-the number of workers.
+that was interrupted by the loss of its worker, a call of a gang and a generator each go to an idle worker alone. Calls
+that come back from a worker are queued before new ones, and interrupted ones first of all. The cost of a call does not
+depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class CallState:
         retries: number of lost workers that the call survives; any number of preempted ones if it is not 0.
         pinned: the only worker that may run the call; None allows any.
         together: True for a call of a gang, which is not run again once it has begun.
+        streams: True for a generator, which takes as long as its reader.
         losses: number of lost workers on which the call may have begun and that count against its retries.
         interrupted: True once a worker was lost that ran the call, or that may have begun it at the cost of a retry.
         position: number among the calls sent to its worker, counted from 1; 0 while it has not left the client.
@@ -63,6 +64,7 @@ class CallState:
     retries: int = 3
     pinned: WorkerId | None = None
     together: bool = False
+    streams: bool = False
     losses: int = 0
     interrupted: bool = False
     position: int = 0
@@ -479,8 +481,8 @@ class Dispatch:
             # An interrupted call goes alone: one that kills its worker takes no neighbours with it then, and one that
             # had begun does not wait behind one that may take hours. So does a call of a gang, so that of two gangs all
             # workers run the same one first: otherwise late blobs could have one worker begin with the second gang, and
-            # both would wait for ever.
-            alone = call.interrupted or call.together
+            # both would wait for ever. And so does a generator: a call behind it would wait for the generator's reader.
+            alone = call.interrupted or call.together or call.streams
             call.expected_s = math.inf if alone else self._expected_s.get(call.kind, math.inf)
             if not worker.accepts(call.expected_s):
                 break  # in order: shorter calls that overtook a long one could keep it waiting for ever

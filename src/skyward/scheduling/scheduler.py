@@ -38,6 +38,7 @@ from skyward.scheduling.calls import (
     CallGang,
     CallNumbers,
     CallObserver,
+    CallSink,
     CallTable,
     Incoming,
     LiveCall,
@@ -48,6 +49,7 @@ from skyward.scheduling.calls import (
 )
 from skyward.scheduling.dispatch_and_retries import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.scheduling.services import Services
+from skyward.scheduling.streams import StreamBatch
 from skyward.scheduling.worker_link import (
     AttachedNode,
     ShownCrashes,
@@ -86,6 +88,8 @@ _UNASSIGNED_PORTS = 20_000, 32_768
 _OUTPUT = (messages.PrintedLines.CODE, messages.EmittedEvent.CODE, messages.LoggedRecord.CODE)
 # After this the supervisor kills a worker that has not ended a cancelled call: a call may hold the interpreter's lock.
 _CANCEL_PATIENCE_S = 1.0
+# A generator that nothing reads any more, and that does not end at its next yield within this time, is cancelled.
+_STOP_PATIENCE_S = 0.8
 # Fresh processes for one call. A third would be used up by the call's own arguments or module (decision 013).
 _RENEWALS = 2
 # A killed rank's connections close at once, so other ranks may report errors before its supervisor reports its end.
@@ -175,7 +179,7 @@ class Scheduler:
     # --- submission, from any thread ----------------------------------------------------------------------------------
 
     def submit(
-        self, calls: Iterable[Invocation], memo: ArgumentMemo, batch: CallBatch | None = None
+        self, calls: Iterable[Invocation], memo: ArgumentMemo, batch: CallSink | None = None
     ) -> list[RemoteFuture]:
         """Pickle calls and queue them, each for any worker; a ``batch`` is for a caller that waits for all of them."""
         packed = pack_calls(calls, memo, self._functions, large_bytes=self._large_bytes)
@@ -188,7 +192,7 @@ class Scheduler:
                     )
         return self._queue(packed, batch)
 
-    def broadcast(self, call: Invocation, batch: CallBatch | None = None) -> list[RemoteFuture]:
+    def broadcast(self, call: Invocation, batch: CallSink | None = None) -> list[RemoteFuture]:
         """Pickle a call and queue it on every worker, ordered by (node, worker); ``batch`` is as for :meth:`submit`."""
         (packed,) = pack_calls([call], ArgumentMemo(), self._functions, large_bytes=self._large_bytes)
         with self._placing:  # a leaving node must not look idle before it has these calls
@@ -222,12 +226,25 @@ class Scheduler:
         """See :meth:`end_calls`; calls that have not come in yet are cancelled too."""
         self._on_loop(partial(self.end_calls, list(calls), kill=kill))
 
+    def grant(self, call: LiveCall, items: int, nbytes: int) -> None:
+        """Let a generator run on: its reader has read so many items, of that size, in total."""
+
+        def send() -> None:
+            for link, _ in self._held([call]):
+                link.send_item(messages.StreamCredit(call.id, items, nbytes))
+
+        self._on_loop(send)
+
+    def stop_stream(self, call: LiveCall) -> None:
+        """Drop a generator that is queued, and close one that runs; one that does not end at once is ended."""
+        self._on_loop(partial(self._stop_stream, call))
+
     def join(self) -> None:
         """Wait up to 10 s for running callbacks. Not on the loop."""
         if not self._callbacks.close(_CALLBACKS_TIMEOUT_S):
             log.warning("a done-callback is still busy %g s after its pool was closed", _CALLBACKS_TIMEOUT_S)
 
-    def _queue(self, calls: Sequence[LiveCall], batch: CallBatch | None) -> list[RemoteFuture]:
+    def _queue(self, calls: Sequence[LiveCall], batch: CallSink | None) -> list[RemoteFuture]:
         """Queue calls; return their futures, none with a batch."""
         callbacks = ev.current_callbacks()
         if callbacks:
@@ -347,6 +364,16 @@ class Scheduler:
         for call in unfinished:
             self._complete(call, RawOutcome(error=error or CancelledError("the call was cancelled")))
         self._perform(actions)
+
+    def _stop_stream(self, call: LiveCall) -> None:
+        self.end_calls([call], kill=False)
+        for link, _ in self._held([call]):
+            link.send_item(messages.StopStream(call.id))
+            self._loop.call_later(_STOP_PATIENCE_S, self._end_stream, link, call)
+
+    def _end_stream(self, link: WorkerLink, call: LiveCall) -> None:
+        if self._is_current(link) and self._dispatch.call(call.id) is call and call.worker == link.id:
+            self._take_back(link, Cancel(link.id, [call.id]))
 
     def _complete(self, call: LiveCall, raw: RawOutcome) -> None:
         """Complete a call; if it has failed, the other calls of its gang fail with it and are ended.
@@ -780,6 +807,9 @@ class Scheduler:
                 except Exception as error:  # items behind this one belong to other calls, which must not wait for ever
                     log.exception("an item of kind %s from worker %s could not be handled", item[0], link.id)
                     finished += self._spoil(item, error)
+                    if item[0] in (messages.StreamItems.CODE, messages.StreamItem.CODE):
+                        broken = filter(None, [self.calls.unfinished.get(item[1])])
+                        self.end_calls(broken, kill=True, error=error)  # without that item the stream is another one
         if finished:  # together: dispatch assigns once for a message, not once for each of its calls
             now = self._loop.time()
             self._perform(self._dispatch.finished(finished, now))
@@ -815,11 +845,30 @@ class Scheduler:
                 elif outcome.segment:
                     link.results.give_back(outcome.segment)
                 finished.append((call_id, float(outcome.seconds)))
-            case messages.ResultChunk():
-                if (call := unfinished.get(item.call_id)) is not None:
-                    call.arriving().add_chunk(item)
+            case messages.ResultChunk() | messages.StreamItems() | messages.StreamItem():
+                self._take_part(link, item)
             case _:
                 self._handle_notice(link, item)
+
+    def _take_part(
+        self, link: WorkerLink, item: messages.ResultChunk | messages.StreamItems | messages.StreamItem
+    ) -> None:
+        """Store a part of what a call that goes on returns."""
+        call = self.calls.unfinished.get(item.call_id)
+        match item:
+            case messages.ResultChunk():
+                if call is not None:
+                    call.arriving().add_chunk(item)
+            case messages.StreamItems():
+                if call is not None and isinstance(call.sink, StreamBatch):
+                    call.sink.add(call, item.pickles)
+            case messages.StreamItem(_, outcome):
+                if call is None and outcome.segment:
+                    link.results.give_back(outcome.segment)
+                if call is not None and isinstance(call.sink, StreamBatch):
+                    if outcome.segment:
+                        call.arriving().map_segment(outcome, link.results)
+                    call.sink.add(call, [call.arriving().outcome(outcome, link.id)])
 
     def _handle_notice(
         self,

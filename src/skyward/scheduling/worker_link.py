@@ -540,6 +540,12 @@ def given_up(call: LiveCall, action: GiveUp, link: WorkerLink | None) -> WorkerL
             f"{_as_one_of_a_gang(call)} lost its worker on node {node}, worker {worker}: {action.reason}. "
             f"Its log on the node: {log_path}"
         )
+    elif call.streams and losses > call.retries:
+        message = (
+            f"{call.label} lost its worker on node {node}, worker {worker}: {action.reason}. Some of its items may "
+            f"have arrived, so it is not run again; call it again to begin at its first item. Its log on the node: "
+            f"{log_path}"
+        )
     elif losses > call.retries:
         times = f"{losses} times, the last one" if losses > 1 else "once,"
         message = (

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Literal, cast, get_args
 Item = Sequence[Any]
 """Element of a lane's stream as received; it begins with the code of a record."""
 
+STREAM_ITEMS, STREAM_BYTES = 1024, 32 << 20
+"""Items of a generator that its worker makes before the client has read them: it waits at the first bound it meets."""
 _HEAD_BYTES = 64
 """Approximate size of an item besides its pickles."""
 _ALIGNMENT = 64
@@ -135,6 +137,7 @@ class CallHeader(WirePart):
         memory_bytes: memory that the call may add to its worker's; 0 is no limit.
         grace_s: seconds before its timeout at which :class:`~skyward.errors.TimeLimit` is raised in it; 0 raises none.
         checkpoint: name of its folder of checkpoints, from an earlier run; empty for none.
+        streams: True if the function is a generator, whose items are sent as they come.
     """
 
     world: int = 1
@@ -149,6 +152,7 @@ class CallHeader(WirePart):
     memory_bytes: int = 0
     grace_s: float = 0.0
     checkpoint: str = ""
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,12 @@ class Outcome(WirePart):
     part_bytes: tuple[int, ...] = ()
     segment: str = ""
     error: PackedError | None = None
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that the client shares with the worker, in bytes."""
+        # A worker whose client is away must not fill that, either (docs/decisions/002).
+        return sum(self.part_bytes) if self.segment else 0
 
 
 def places_in_segment(part_bytes: Sequence[int]) -> list[int]:
@@ -330,6 +340,29 @@ class RevokeCalls(LaneItem):
 
 
 @dataclass(frozen=True, slots=True)
+class StreamCredit(LaneItem):
+    """How much of a generator's items the client has read, all in all.
+
+    Attributes:
+        call_id: the generator's call.
+        items: number of the items.
+        size: their size in bytes.
+    """
+
+    # In total, not since the last time: what is sent again after a reconnect, or comes late, counts once.
+    call_id: int
+    items: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopStream(LaneItem):
+    """Generator to close at its next ``yield``: nothing reads its items any more."""
+
+    call_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class GangAddresses(LaneItem):
     """Texts that all calls of a gang have sent as :class:`GangAddress`, by rank."""
 
@@ -371,9 +404,7 @@ class CallResult(LaneItem):
     @property
     def nbytes(self) -> int:
         """Approximate size of the item in bytes, with the memory that it shares."""
-        # A worker whose client is away must not fill the memory that they share, either (docs/decisions/002).
-        shared_bytes = sum(self.outcome.part_bytes) if self.outcome.segment else 0
-        return _HEAD_BYTES + _size_of(self.to_wire()) + shared_bytes
+        return _HEAD_BYTES + _size_of(self.to_wire()) + self.outcome.shared_bytes
 
     @classmethod
     def from_wire(cls, call_id: int, outcome: Sequence[Any]) -> CallResult:
@@ -404,6 +435,37 @@ class SmallResults(LaneItem):
     def to_wire(self) -> list[Any]:
         """Return the list for msgpack."""
         return [self.CODE, self.call_ids, self.seconds, self.pickles]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamItems(LaneItem):
+    """Small items of a generator, in order; its end is a :class:`SmallResults` or a :class:`CallResult`."""
+
+    call_id: int
+    pickles: Sequence[bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item on the wire, in bytes."""
+        return sum(map(len, self.pickles)) + _HEAD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StreamItem(LaneItem):
+    """Large item of a generator; sent after its chunks."""
+
+    call_id: int
+    outcome: Outcome
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate size of the item in bytes, with the memory that it shares."""
+        return _HEAD_BYTES + _size_of(self.to_wire()) + self.outcome.shared_bytes
+
+    @classmethod
+    def from_wire(cls, call_id: int, outcome: Sequence[Any]) -> StreamItem:
+        """Return the record of a list's fields."""
+        return cls(call_id, Outcome(*outcome))
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,6 +583,8 @@ ToWorker = (
     | ReleaseSegments
     | CancelCalls
     | RevokeCalls
+    | StreamCredit
+    | StopStream
     | GangAddresses
     | SetLevels
 )
@@ -529,6 +593,8 @@ ToClient = (
     ResultChunk
     | CallResult
     | SmallResults
+    | StreamItems
+    | StreamItem
     | PrintedLines
     | LoggedRecord
     | EmittedEvent
@@ -550,7 +616,7 @@ def _decoders(records: Any, first_code: int) -> dict[int, Callable[..., Any]]:
 _TO_WORKER = _decoders(ToWorker, 1)
 _TO_CLIENT = _decoders(ToClient, 1 + len(_TO_WORKER))
 _SEVERAL = {record.CODE for record in (SmallResults, RevokedCalls, SpentProcess)}
-_ONE = {record.CODE for record in (CallResult, ResultChunk, MissingBlobs, GangAddress)}
+_ONE = {record.CODE for record in (CallResult, ResultChunk, StreamItems, StreamItem, MissingBlobs, GangAddress)}
 
 
 def to_worker(item: Item) -> ToWorker:
@@ -572,7 +638,7 @@ def result_bytes(item: Item) -> int:
     """Return the size of a large result in an item as received; its worker waits until it is acknowledged."""
     if item[0] == ResultChunk.CODE:
         return len(item[-1])
-    if item[0] == CallResult.CODE:
+    if item[0] in (CallResult.CODE, StreamItem.CODE):
         with suppress(TypeError, ValueError):  # one that cannot be decoded fails its call, not the lane
             _, _, part_bytes, segment, _ = item[2]
             return sum(part_bytes) if segment else 0  # without a segment, they have come as chunks

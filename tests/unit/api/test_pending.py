@@ -389,8 +389,7 @@ def test_an_async_function_that_a_proxy_runs_is_a_function(take):
         (coroutine, r"coroutine is async: call it inside one, with asyncio.run\(coroutine\(\.\.\.\)\)"),
         (partial(coroutine), "coroutine is async"),
         (AsyncCallable(), "AsyncCallable is async"),
-        (generator, "generator is a generator: return a list"),
-        (async_generator, "async_generator is a generator: return a list"),
+        (async_generator, "async_generator is an async generator: write it with def and yield"),
     ],
 )
 def test_functions_whose_values_have_not_run_are_refused(take, fn, advice):

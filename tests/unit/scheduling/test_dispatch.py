@@ -73,6 +73,22 @@ def test_long_calls_are_never_stacked() -> None:
     assert all(len(ids) == 1 for ids in sent(table.submit(table.calls(10))).values())
 
 
+def test_a_generator_runs_alone_however_short_others_of_its_kind_were() -> None:
+    table = Table(A)
+    table.learn("f", 0.0001)
+    (generator,), short = table.calls(1, streams=True), table.calls(2)
+    assert sent(table.submit([generator, *short])) == {A: [generator.id]}
+    assert sent(table.dispatch.finished([(generator.id, 0.0001)], 0.0)) == {A: [call.id for call in short]}
+
+
+def test_a_generator_is_not_put_behind_other_calls() -> None:
+    table = Table(A)
+    table.learn("f", 0.0001)
+    short, (generator,) = table.calls(2), table.calls(1, streams=True)
+    assert sent(table.submit([*short, generator])) == {A: [call.id for call in short]}
+    assert sent(table.dispatch.finished([(call.id, 0.0001) for call in short], 0.0)) == {A: [generator.id]}
+
+
 def test_a_long_round_trip_widens_the_window() -> None:
     table = Table()
     table.dispatch.worker_up(A, 0.0, round_trip_s=0.05)

@@ -22,7 +22,8 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Generator, MutableSequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -87,6 +88,19 @@ def arm(mark: Mark, *, timeout_s: float, memory_bytes: int, of_job: bool = False
 def disarm(mark: Mark) -> None:
     """End the limits: the call is over."""
     mark[_LIMITED] = 0
+
+
+@contextmanager
+def paused(mark: Mark) -> Generator[None]:
+    """Leave the limits out of force inside the block, whose time is not the call's."""
+    limited, began = mark[_LIMITED], time.monotonic_ns()
+    mark[_LIMITED] = 0
+    try:
+        yield
+    finally:
+        if mark[_DEADLINE]:
+            mark[_DEADLINE] = min(mark[_DEADLINE] + time.monotonic_ns() - began, _MOST)
+        mark[_LIMITED] = limited
 
 
 def overrun(mark: Mark, memory_bytes: Callable[[], int]) -> Overrun | None:

@@ -12,8 +12,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,13 +27,14 @@ from skyward.base.platform import keep_freed_memory, return_freed_memory
 from skyward.base.waiting import BusyWaits
 from skyward.distributed.grace import CallGrace
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
-from skyward.errors import ConfigurationError
+from skyward.errors import ConfigurationError, TimeLimit
 from skyward.events import SkywardEvent, use_callback
 from skyward.hidden_frames import related
 from skyward.node.gpu.health import DOUBT_S, is_doubtful
 from skyward.node.jobs.store import Claim
-from skyward.node.worker.call_mark import HEEDS, JOB, RUNNING, WATCHED, Mark, arm, blank_mark, disarm
+from skyward.node.worker.call_mark import HEEDS, JOB, RUNNING, WATCHED, Mark, arm, blank_mark, disarm, paused
 from skyward.node.worker.child_processes import call_in_this_process
+from skyward.node.worker.item_stream import ItemStream
 from skyward.node.worker.job_runs import WorkerJobs
 from skyward.node.worker.mapped_blobs import MappedBlobs
 from skyward.node.worker.output import CallOutput
@@ -66,6 +67,8 @@ from skyward.wire.messages import (
     ResultChunk,
     SmallResults,
     SpentProcess,
+    StreamItem,
+    StreamItems,
     ToClient,
 )
 from skyward.wire.node_config import CHECKPOINTS
@@ -73,6 +76,7 @@ from skyward.wire.node_config import CHECKPOINTS
 log = logging.getLogger("skyward.node.worker.call_runner")
 
 _ALONE = CallContext()
+_NO_MORE: Final = object()
 _GIB = 1 << 30
 _SHARED_LIMIT = 0.9
 """Part of its memory limit up to which a worker copies a result for the client to map."""
@@ -244,6 +248,8 @@ class CallRunner:
         self._lock = threading.Lock()
         self._queue: deque[ReceivedCall | ReceivedSources] = deque()
         self._results: list[tuple[int, float, bytes]] = []
+        self._stream: ItemStream | None = None
+        self._stopped = 0
         self._meetings: SimpleQueue[Sequence[str]] = SimpleQueue()
         self._clients = self._client = 0
         self._thread = 0
@@ -278,11 +284,23 @@ class CallRunner:
         if call_id == self.running:
             self._meetings.put(texts)
 
+    def grant(self, call_id: int, items: int, nbytes: int) -> None:
+        """Let the generator of this call run on: the client has read so many of its items, of that size, in total."""
+        if (stream := self._stream) is not None and stream.call_id == call_id:
+            stream.grant(items, nbytes)
+            self.wake()
+
+    def stop_stream(self, call_id: int) -> None:
+        """Close the generator of this call at its next ``yield``, if it runs."""
+        self._stopped = call_id
+        self.wake()
+
     def reset(self) -> None:
         """Drop the calls and results of the last client, for a new one."""
         with self._lock:
             self._queue.clear()
             self._results.clear()
+            self._stopped = 0
             self._clients += 1
         self.functions.clear()
 
@@ -435,8 +453,9 @@ class CallRunner:
                 self._keeps_memory = False
 
     def hand_over_results(self) -> None:
-        """Enqueue the small results that have gathered, as one item."""
+        """Enqueue the small results that have gathered, as one item, and before them those of a generator."""
         with self._lock:
+            self._hand_over_items()
             results, self._results = self._results, []
             if results:
                 call_ids, seconds, pickles = zip(*results, strict=True)
@@ -555,6 +574,8 @@ class CallRunner:
             (args, kwargs), main = unpack_call_with_main(call.data)
         else:
             (args, kwargs), main = self._load(call.payload)
+        if call.header is not None and call.header.streams:
+            function = partial(self._run_generator, call, function)
         return self._call_loaded(sent, function, args, kwargs, main)
 
     def _call_loaded(
@@ -573,6 +594,82 @@ class CallRunner:
         finally:
             self._signals.restore()
         return pack_result(value, what=f"the result of {sent.label}", large_bytes=self._large_bytes)
+
+    def _run_generator(self, call: ReceivedCall, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Send the items of a generator as they come, and wait where the client has not read them."""
+        client, stream = self._client, ItemStream(call.id)
+        self._stream = stream
+
+        def is_stopped() -> bool:
+            return self._stopped == call.id or self._clients != client or self._closed
+
+        source = iter(function(*args, **kwargs))
+        try:
+            with closing(source) if hasattr(source, "close") else nullcontext():
+                while not is_stopped():
+                    item = self._next_item(source)
+                    if item is _NO_MORE:
+                        return
+                    what = f"item {stream.items} of {call.function.label}"
+                    self._send_item(stream, pack_result(item, what=what, large_bytes=self._large_bytes))
+                    if not stream.has_room:
+                        self._wait_for_room(stream, is_stopped)
+        finally:
+            with self._lock:
+                self._hand_over_items()
+                self._stream = None
+
+    def _next_item(self, source: Iterator[Any]) -> Any:
+        """Run a generator to its next ``yield``; return what it yields, ``_NO_MORE`` at its end."""
+        # Not by a for loop: a child that the generator forks ends at its next item, and sends none.
+        if not self.grace.in_use:
+            return call_in_this_process(next, (source, _NO_MORE), {})
+        resume = partial(next, source, _NO_MORE)
+        try:
+            self.grace.enter()
+        except TimeLimit as limit:  # due while its last item was sent: it is raised where the generator can handle it
+            resume = partial(source.throw, limit) if isinstance(source, Generator) else resume
+        try:
+            return call_in_this_process(resume, (), {})
+        except StopIteration:
+            return _NO_MORE
+        finally:
+            self.grace.leave()
+
+    def _send_item(self, stream: ItemStream, item: Packed) -> None:
+        parts = sum(part.nbytes for part in item.buffers)
+        stream.count(len(item.data) + parts)
+        if parts or len(item.data) >= self._large_bytes:
+            with self._lock:
+                self._hand_over_items()
+            with paused(self._begun), self.grace.paused():  # the client may be away
+                # Not as bulk items, which small ones would overtake.
+                self._send_large(stream.call_id, item, 0.0, StreamItem, bulk=False)
+            return
+        with self._lock:
+            stream.pending.append(item.data)
+        if stream.is_due():
+            self.hand_over_results()
+            self._outlet.flush()
+        else:
+            self._outlet.flush_later()
+
+    def _hand_over_items(self) -> None:
+        """Enqueue the generator's items that have gathered; the caller holds the lock."""
+        stream = self._stream
+        if stream is not None and stream.pending:
+            pending, stream.pending = stream.pending, []
+            if self._client == self._clients:
+                self._outlet.push(StreamItems(stream.call_id, pending))
+
+    def _wait_for_room(self, stream: ItemStream, is_stopped: Callable[[], bool]) -> None:
+        self.hand_over_results()
+        self._outlet.flush()
+        with paused(self._begun), self.grace.paused():  # the time is its reader's
+            self._waiting = True
+            while not (stream.has_room or is_stopped()):
+                self._outlet.wait(None)
+            self._waiting = False
 
     @contextmanager
     def _within(self, call: ReceivedCall, header: CallHeader) -> Generator[None]:
@@ -605,7 +702,8 @@ class CallRunner:
     def _send(self, call_id: int, result: Packed, seconds: float) -> None:
         large = len(result.data) >= self._large_bytes
         if large or result.buffers:
-            self._send_large(call_id, result, seconds)
+            disarm(self._begun)  # the client may be away, and its time is not the call's
+            self._send_large(call_id, result, seconds, CallResult, bulk=True)
             return
         with self._lock:
             if self._client == self._clients:
@@ -616,15 +714,22 @@ class CallRunner:
         if more:
             self._outlet.flush_later()
 
-    def _send_large(self, call_id: int, result: Packed, seconds: float) -> None:
-        disarm(self._begun)  # the client may be away, and its time is not the call's
+    def _send_large(
+        self,
+        call_id: int,
+        result: Packed,
+        seconds: float,
+        record: Callable[[int, Outcome], CallResult | StreamItem],
+        *,
+        bulk: bool,
+    ) -> None:
         client = self._client
         large = len(result.data) >= self._large_bytes
         parts = ([memoryview(result.data)] if large else []) + list(result.buffers)
         data = b"" if large else result.data
         outcome = Outcome(seconds=seconds, data=data, part_bytes=tuple(part.nbytes for part in parts))
         if segment := self._share(parts):
-            self._answer_shared(call_id, client, replace(outcome, segment=segment))
+            self._answer_shared(record(call_id, replace(outcome, segment=segment)), client)
             return
         for index, part in enumerate(parts):
             for offset in range(0, part.nbytes, CHUNK_BYTES):
@@ -632,12 +737,12 @@ class CallRunner:
                 if self._clients != client:  # another client has connected: the result has no receiver
                     return
                 piece = bytes(part[offset : offset + CHUNK_BYTES])
-                self._outlet.push(ResultChunk(call_id, index, part.nbytes, offset, piece), bulk=True)
+                self._outlet.push(ResultChunk(call_id, index, part.nbytes, offset, piece), bulk=bulk)
                 self._outlet.flush()
                 while self._outlet.kept_bytes > _COPIED_BYTES_BOUND and not self._closed:
                     self._outlet.wait(_PAUSE_S)
         if self._clients == client:
-            self._outlet.push(CallResult(call_id, outcome), bulk=True)
+            self._outlet.push(record(call_id, outcome), bulk=bulk)
         self._outlet.flush_soon()
 
     def _share(self, parts: Sequence[memoryview]) -> str:
@@ -649,13 +754,13 @@ class CallRunner:
             return ""
         return self.shared_results.store(parts, self.memory_limit_bytes)
 
-    def _answer_shared(self, call_id: int, client: int, outcome: Outcome) -> None:
+    def _answer_shared(self, item: CallResult | StreamItem, client: int) -> None:
         with self._lock:
             has_receiver = self._clients == client
             if has_receiver:
-                self._outlet.push(CallResult(call_id, outcome))
+                self._outlet.push(item)
         if not has_receiver and self.shared_results is not None:  # the last client's segments may be removed already
-            self.shared_results.release([outcome.segment], reusable=False)
+            self.shared_results.release([item.outcome.segment], reusable=False)
         self._outlet.flush_soon()
 
     def _load(self, payload: Payload) -> tuple[Any, ModuleType | None]:

@@ -44,8 +44,10 @@ from skyward.wire.messages import (
     RunCalls,
     RunSpecialCall,
     SetLevels,
+    StopStream,
     StoreFunction,
     StoreSources,
+    StreamCredit,
     ToClient,
     to_worker,
 )
@@ -301,8 +303,8 @@ class LaneServer:
                     calls.append(ReceivedCall(item.call_id, function, item.position, item.final, b"", *how))
                 case StoreSources():
                     calls.append(ReceivedSources(item.sources))
-                case GangAddresses():
-                    self.runner.met(item.call_id, item.texts)
+                case GangAddresses() | StreamCredit() | StopStream():
+                    self._tell_running(item)
                 case StoreFunction() | ForgetFunctions() | SetLevels() | ReleaseSegments():
                     self._prepare(item)
                 case CancelCalls() | RevokeCalls():
@@ -311,6 +313,15 @@ class LaneServer:
                     calls = []
                     self._take_back(item)
         self.runner.add(calls)
+
+    def _tell_running(self, item: GangAddresses | StreamCredit | StopStream) -> None:
+        match item:
+            case GangAddresses():
+                self.runner.met(item.call_id, item.texts)
+            case StreamCredit():
+                self.runner.grant(item.call_id, item.items, item.size)
+            case StopStream():
+                self.runner.stop_stream(item.call_id)
 
     def _prepare(self, item: StoreFunction | ForgetFunctions | SetLevels | ReleaseSegments) -> None:
         match item:

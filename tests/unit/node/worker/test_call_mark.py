@@ -14,6 +14,7 @@ from skyward.node.worker.call_mark import (
     mark_path,
     open_mark,
     overrun,
+    paused,
     process_of,
     take_mark,
 )
@@ -94,3 +95,13 @@ def test_a_call_without_limits_is_never_found(tmp_path: Path) -> None:
     mark = opened(tmp_path, position=7)
     arm(mark, timeout_s=0, memory_bytes=0)
     assert overrun(mark, lambda: 1 << 60) is None
+
+
+def test_time_in_which_a_call_waits_for_others_is_not_its_own(tmp_path: Path) -> None:
+    mark = opened(tmp_path, position=7)
+    arm(mark, timeout_s=1e-9, memory_bytes=0)
+    deadline = mark[2]
+    with paused(mark):
+        assert overrun(mark, lambda: 0) is None
+    assert mark[2] > deadline
+    assert overrun(mark, lambda: 0) == Overrun(position=7, of_memory=False)
