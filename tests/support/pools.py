@@ -26,6 +26,7 @@ from skyward.request.instance import InstanceSpec
 from skyward.request.request import SpotLike, parse_request
 from skyward.scheduling.calls import LiveCall, RemoteFuture
 from skyward.scheduling.dispatch_and_retries import WorkerId
+from skyward.scheduling.elastic import ElasticSize
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
 from skyward.submission import ArgumentMemo, Invocation
@@ -132,9 +133,12 @@ class SimulatedPool:
         events: what the pool published.
         tickets: the calls submitted, in order.
         released: until it is set, calls that are held do not go on.
+        serves: whether a service of a front-end runs on the nodes of an elastic pool, as far as its size is concerned.
 
     Args:
         ledger: where machines are written down.
+        nodes: as ``ComputePool`` takes it.
+        idle: likewise.
         workers: on each node.
         away_s: after how long a node that cannot be reached is given up.
         latency_s: from client to worker, one way.
@@ -153,7 +157,8 @@ class SimulatedPool:
         self,
         ledger: Ledger,
         *,
-        nodes: int,
+        nodes: int | tuple[int, int],
+        idle: float | None = None,
         workers: int,
         away_s: float,
         latency_s: float,
@@ -174,16 +179,18 @@ class SimulatedPool:
         self.nodes = SimulatedNodes(self.network, self._work, control_s=control_s)
         self.provider = FaultyProvider(offers=offers, on_order=on_order, on_gone=self.nodes.vanish)
         self.nodes.hardware = lambda instance: self.provider.hardware(instance.id)
+        request = parse_request(
+            nodes=nodes,
+            idle=idle,
+            concurrency=workers,
+            spot=spot,
+            away=away_s,
+            max_cost=max_cost,
+            max_price_per_hour=max_price_per_hour,
+        )
         self.fleet = Fleet(
             self.provider,
-            parse_request(
-                nodes=nodes,
-                concurrency=workers,
-                spot=spot,
-                away=away_s,
-                max_cost=max_cost,
-                max_price_per_hour=max_price_per_hour,
-            ),
+            request,
             pool_id=self.pool_id,
             tls=_TLS,
             publish=self.events.append,
@@ -194,15 +201,35 @@ class SimulatedPool:
         network: Any = self.network
         loop: Any = SimpleNamespace(loop=asyncio.get_running_loop(), is_current=True)
         services = Services(self.fleet, tls=_TLS, publish=self.events.append)
-        self.scheduler = _WatchedScheduler(network, bus, workers_per_node=workers, thread=loop, services=services)
+        self.scheduler = _WatchedScheduler(
+            network,
+            bus,
+            workers_per_node=workers,
+            thread=loop,
+            services=services,
+            elastic=request.elastic is not None,
+        )
         self.scheduler.nodes = self.nodes
+        self.serves = False
+        self._size = request.elastic and ElasticSize(
+            self.fleet,
+            request.elastic,
+            workload=self.scheduler.workload,
+            per_node=workers,
+            serves=lambda: self.serves,
+            publish=self.events.append,
+        )
 
     async def open(self) -> None:
         """Bring its fleet up."""
         await self.fleet.start(self.scheduler)
+        if self._size is not None:
+            self._size.begin()
 
     async def close(self) -> None:
         """End it, as a pool does."""
+        if self._size is not None:
+            self._size.close()
         self.fleet.close()
         try:
             await self.scheduler.close()
