@@ -204,12 +204,14 @@ class Dispatch:
             if worker.draining and not worker.holding:
                 continue
             head, since_s = next(iter(worker.in_flight.values()), None), now - worker.busy_since
-            is_idle = worker.up and head is None and not worker.own_queue and not worker.holding
+            is_busy = head is not None or worker.runs_job
+            is_idle = worker.up and not (is_busy or worker.own_queue or worker.holding)
             idle_s[worker.id.node] = min(idle_s.get(worker.id.node, math.inf), since_s if is_idle else 0.0)
-            if head is not None:
-                calls += len(worker.in_flight)  # those behind the first take 20 ms together
-                rest_s = self._expected_s.get(head.kind, 0.0) - since_s
+            if is_busy:
+                calls += max(1, len(worker.in_flight))  # those behind the first take 20 ms together
+                rest_s = (self._expected_s.get(head.kind, 0.0) if head is not None else 0.0) - since_s
                 work_s += rest_s if rest_s > 0 else since_s
+            if head is not None:
                 ran_s[head.kind] = max(ran_s.get(head.kind, 0.0), since_s)
         step = _STEP if len(self._queue) > _LONG_QUEUE else 1
         kinds = [call.kind for call in islice(self._queue, 0, None, step) if not call.cancelled]
@@ -270,6 +272,7 @@ class Dispatch:
         if worker is None:
             return []
         worker.runs_job = runs
+        worker.busy_since = now
         self._sort(worker)
         if runs:
             return [Revoke(worker_id, list(worker.in_flight))] if worker.in_flight else []

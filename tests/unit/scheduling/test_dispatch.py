@@ -531,3 +531,11 @@ def test_calls_that_come_while_the_last_worker_leaves_wait_for_the_next_one() ->
     assert table.submit(calls) == []
     assert table.dispatch.worker_gone(A, "made smaller", table.now, planned=True) == []
     assert sent(table.dispatch.worker_up(B, table.now)) == {B: [calls[0].id]}
+
+
+def test_a_worker_that_runs_a_job_is_no_worker_for_the_calls_that_wait() -> None:
+    table = Table(A)
+    table.dispatch.job_running(A, 0.0, runs=True)
+    table.submit(table.calls(1))
+    load = table.dispatch.workload(600.0)
+    assert (load.calls, load.work_s, load.idle_s) == (2, 600.0, {0: 0.0})
