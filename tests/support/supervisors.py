@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skyward.base.waiting import SYSTEM_CLOCK
+from skyward.environment import supervisor_check
 from skyward.errors import UnreachableError
 from skyward.fleet import node as nodes
 from skyward.fleet.control_client import ControlClient
@@ -98,7 +99,7 @@ class _Control(ControlClient):
             if self.connected:
                 self._supervisor.obey()
 
-    async def stop_node(self, timeout_s: float) -> None:
+    async def stop_node(self, timeout_s: float, *, restart: bool = False) -> None:
         if self._closed or self._supervisor.said_farewell:
             return
         try:
@@ -252,7 +253,7 @@ class _Transport:
         """The one thing that is asked this way is whether the supervisor lives."""
         await SYSTEM_CLOCK.sleep(self._around.control_s)
         self._refuse_if_cut_off()
-        gone = nodes.SUPERVISOR_GONE
+        gone = supervisor_check.SUPERVISOR_GONE
         return Completed(exit_code=0 if self._node.runs else gone, stdout="", stderr="")
 
     async def put(

@@ -223,7 +223,7 @@ LINUX_MODULES = (
     # Text of programs that run on nodes.
     "skyward/providers/_common/machine_boot.py",
     "skyward/fleet/machine_size.py",
-    "skyward/fleet/node.py",
+    "skyward/environment/supervisor_check.py",
     # Simulated machines of tests.
     "skyward/testing/_guard.py",
     "skyward/testing/hosts.py",

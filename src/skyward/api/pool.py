@@ -44,12 +44,14 @@ from skyward.events.bus import EventBus
 from skyward.events.log_files import KeptLines
 from skyward.events.snapshot import PoolSnapshot
 from skyward.hidden_frames import hide_frames, is_explained, without_frames
+from skyward.ledger.fleet_record import FleetFolder, changes_to, no_such_fleet
 from skyward.ledger.ownership import PoolFolder
 from skyward.providers.base import Provider, checked_provider
+from skyward.providers.registry import make_provider
 from skyward.request.accelerators import Accelerator
-from skyward.request.checks import checked_patterns
+from skyward.request.checks import checked_patterns, flag
 from skyward.request.front_ends import FRONT_ENDS, load_front_end
-from skyward.request.request import SpotLike, checked_ranks, parse_request
+from skyward.request.request import SpotLike, checked_ranks, fleet_name, parse_request
 from skyward.request.volume import Volume
 from skyward.scheduling.calls import CallBatch, RemoteFuture
 from skyward.submission import (
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
     from skyward.api.streams import Stream
     from skyward.scheduling.running_pool import PoolParts, RunningPool
 
-__all__ = ["ComputePool", "current_pool"]
+__all__ = ["ComputePool", "attach", "current_pool"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -115,6 +117,13 @@ class ComputePool(CallsByFunction):
             are unfinished then fail with :class:`~skyward.errors.BudgetError`.
         max_price_per_hour: limit on the price of each machine, in USD an hour. Dearer offers are left out, and a
             machine that turns out dearer is ended.
+        name: name of a fleet that is kept, for this user. If there is one, the pool takes it over, in whatever process:
+            nothing is bought or set up again. What can be changed on its machines is; a request for other machines is
+            an error.
+        keep: length of time for which the fleet waits for its next client when this one leaves or dies, such as
+            ``"20m"``, ``"1h 30m"`` or seconds; within ``timeout`` and ``max_cost``. It takes the place of ``lease`` and
+            ``away``. Without it nothing outlives its program.
+        takeover: whether another process that has the fleet has to leave it.
 
     Raises:
         ConfigurationError: a parameter is wrong; nothing was created.
@@ -147,8 +156,12 @@ class ComputePool(CallsByFunction):
         away: float = 1800,
         max_cost: float | None = None,
         max_price_per_hour: float | None = None,
+        name: str | None = None,
+        keep: str | float | None = None,
+        takeover: bool = False,
     ) -> None:
         self._provider = checked_provider(provider)
+        self._takeover, self._as_found = flag("takeover", takeover), False
         self._request = parse_request(
             image=image,
             nodes=nodes,
@@ -168,13 +181,33 @@ class ComputePool(CallsByFunction):
             away=away,
             max_cost=max_cost,
             max_price_per_hour=max_price_per_hour,
+            name=name,
+            keep=keep,
         )
+        self._show(display, on_event)
+
+    @classmethod
+    def of_kept(cls, name: str, *, display: str, on_event: Callback | None, takeover: bool) -> Self:
+        """See :func:`attach`."""
+        record = FleetFolder(name).read()
+        if record is None or not record.nodes:
+            raise no_such_fleet(name)
+        self = cls.__new__(cls)
+        self._provider = make_provider(record.provider, record.settings)
+        nodes = len(record.nodes) if record.request.elastic is None else record.request.nodes
+        self._request = replace(record.request, keep_s=record.keep_s, nodes=nodes)
+        self._takeover, self._as_found = flag("takeover", takeover), True
+        self._show(display, on_event)
+        return self
+
+    def _show(self, display: str, on_event: Callback | None) -> None:
+        """Set what the pool shows, and to whom; nothing is open yet."""
         self._names = callers_names()
         self._display = parse_display(display)
         if on_event is not None and not callable(on_event):
             raise ConfigurationError(f"on_event must be a function of one event, got {type(on_event).__name__}")
         self._subscriptions: list[tuple[type[Any] | None, Callback]] = [(None, on_event)] if on_event else []
-        self._tag = PoolTag(provider=provider.name, made=next(_pools_made))
+        self._tag = PoolTag(provider=self._provider.name, made=next(_pools_made))
         self._opener = threading.current_thread()
         self._outer: ComputePool | None = None
         self._reset()
@@ -190,11 +223,12 @@ class ComputePool(CallsByFunction):
         claimed = False
         try:
             arm()  # so that the block delays SIGTERM, too
+            kept = self._hold_fleet()
             # Ctrl-C between the start of a part and the call that notes its end would leave that part.
             with uninterrupted():
                 self._claim()
                 claimed = True
-                base = self._begin(self._closing)
+                base = self._begin(self._closing, kept)
             running = self._make_running(base, self._closing)
             base.loop.call(running.open())
             self._running = running
@@ -238,6 +272,18 @@ class ComputePool(CallsByFunction):
     def close(self) -> None:
         """Terminate the machines and confirm it, as at the end of a ``with`` block. Idempotent."""
         self.__exit__(None, None, None)
+
+    def detach(self) -> None:
+        """Leave the fleet of a pool with ``name=`` and ``keep=`` now, as the end of its block does. Idempotent.
+
+        Unfinished calls fail; jobs go on.
+
+        Raises:
+            ConfigurationError: the pool's fleet is not kept.
+        """
+        if not self._request.name:
+            raise ConfigurationError("only a pool with name= and keep= can be left: another one ends with its block")
+        self.close()
 
     async def __aenter__(self) -> Self:
         arm()
@@ -303,8 +349,21 @@ class ComputePool(CallsByFunction):
             self._entered = True
             self._opener = threading.current_thread()
 
-    def _begin(self, stack: ExitStack) -> PoolParts:
+    def _hold_fleet(self) -> FleetFolder | None:
+        """Return the folder of the kept fleet, which this process holds from now on; None without a name."""
+        if not self._request.name:
+            return None
+        folder, loop = FleetFolder(self._request.name), acquire_loop()
+        try:
+            loop.call(folder.hold(takeover=self._takeover))
+        finally:
+            loop.release()
+        return folder
+
+    def _begin(self, stack: ExitStack, kept: FleetFolder | None) -> PoolParts:
         """Start everything that needs no machine."""
+        if kept is not None:
+            stack.callback(kept.release)
         _open_pools.append(self)  # before anything is created: any failure or exit from here on closes the pool
         _register_with_joblib()
         hold(_close_all_now)
@@ -316,7 +375,8 @@ class ComputePool(CallsByFunction):
         loop = acquire_loop()
         stack.callback(loop.release)
         bus = self._bus = EventBus()
-        pool_id = f"sky-{uuid.uuid4().hex[:10]}"
+        record = kept.read() if kept is not None else None
+        pool_id = record.pool_id if record is not None and record.nodes else f"sky-{uuid.uuid4().hex[:10]}"
         folder = _keep_output(pool_id, bus, loop.loop, stack)
         stack.callback(self._forget)
         telemetry = open_telemetry(pool_id, self._provider.name, self._request, bus, stack)
@@ -328,18 +388,18 @@ class ComputePool(CallsByFunction):
         for event_type, callback in [*self._subscriptions, *((None, callback) for callback in outer)]:
             bus.subscribe(cast("type[SkywardEvent]", event_type), callback)
         stack.callback(forward_emitted(bus.publish_emitted))
-        return PoolParts(pool_id, loop, bus, outer, folder, telemetry)
+        return PoolParts(pool_id, loop, bus, outer, folder, telemetry, kept, record)
 
     def _make_running(self, base: PoolParts, stack: ExitStack) -> RunningPool:
-        request = with_environment(
-            self._request,
-            self._provider,
-            names=self._names,
-            report=lambda text: base.bus.publish(Notice(text)),
-        )
+        request, restart = self._request, ""
+        if not self._as_found:
+            request = with_environment(
+                request, self._provider, names=self._names, report=lambda text: base.bus.publish(Notice(text))
+            )
+            restart = changes_to(base.record, request, self._provider)
         from skyward.scheduling.running_pool import RunningPool
 
-        running = RunningPool(base, self._provider, request)
+        running = RunningPool(base, self._provider, request, restart=restart, as_found=self._as_found)
         stack.callback(running.close)
         if base.folder is not None:
             serve_snapshots(base.folder, base.loop, running.take_snapshot, stack)
@@ -614,6 +674,21 @@ def _import_backend(_: ModuleType) -> None:
         importlib.import_module(FRONT_ENDS["joblib"].package)
     except ImportError as error:  # an older joblib; the program may not use the backend
         _logger.debug("joblib's backend is not registered: %s", error)
+
+
+def attach(name: str, *, display: str = "log", on_event: Callback | None = None, takeover: bool = False) -> ComputePool:
+    """Return a pool that takes the kept fleet of that name as it is: ``with sky.attach("llm") as pool:``.
+
+    Args:
+        name: the fleet's name.
+        display: see :class:`ComputePool`.
+        on_event: see there.
+        takeover: see there.
+
+    Raises:
+        PoolStateError: this user has no kept fleet of that name, or its nodes run another version of Skyward or Python.
+    """
+    return ComputePool.of_kept(fleet_name(name), display=display, on_event=on_event, takeover=takeover)
 
 
 def current_pool() -> ComputePool | None:

@@ -409,6 +409,12 @@ def run_around_forks(function: Callable[[], object]) -> None:
         os.register_at_fork(before=function, after_in_parent=function)
 
 
+def kill_process(pid: int) -> None:
+    """SIGKILL a process, if there is one."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+
+
 def kill_group(pid: int) -> None:
     """Kill a process that leads a session, with everything in it; on Windows, the process alone."""
     if sys.platform == "win32":

@@ -20,6 +20,8 @@ from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, moment, 
 from skyward.display.tables import PoolView
 from skyward.display.words import plural
 from skyward.events.snapshot import PoolSnapshot
+from skyward.ledger.fleet_record import FleetFolder, kept_fleets
+from skyward.ledger.keeper import end_fleet
 from skyward.ledger.ledger import Ledger, LedgerEntry
 from skyward.ledger.ownership import is_in_use, known_folders
 from skyward.ledger.sweep import Presence, Sweep, SweepReport, Unknown, look_up, settings_text
@@ -72,13 +74,22 @@ def ls(*, everything: bool, providers: Providers) -> Answer:
 @click.argument("pools", metavar="POOL...", nargs=-1, required=True)
 @answers
 def down(*, pools: Sequence[str]) -> Answer:
-    """End the machines of pools, of living owners too, and confirm it. These pools get no new machines."""
+    """End the machines of pools and of kept fleets, by id or name, of living owners too, and confirm it.
+
+    These pools get no new machines.
+    """
     ledger = Ledger.of_user()
-    ids = [known_pool(ledger, pool) for pool in pools]
-    reports = [asyncio.run(Sweep(ledger).end_pool(pool_id)) for pool_id in dict.fromkeys(ids)]
+    fleets = {folder.pool_id(): folder for folder in kept_fleets()}
+    names = {folder.name: pool_id for pool_id, folder in fleets.items()}
+    ids = [names.get(pool) or known_pool(ledger, pool) for pool in pools]
+    reports = [asyncio.run(_end(ledger, pool_id, fleets.get(pool_id))) for pool_id in dict.fromkeys(ids)]
     document = _outcome_document(reports)
     text = [line for report in reports for line in _outcomes(report)] + [_summary(document)]
     return Answer(document=document, text=text, exit_code=FAILED if document["left"] else 0)
+
+
+async def _end(ledger: Ledger, pool_id: str, fleet: FleetFolder | None) -> SweepReport:
+    return await (end_fleet(fleet, ledger) if fleet is not None else Sweep(ledger).end_pool(pool_id))
 
 
 @click.command()

@@ -103,8 +103,10 @@ class ControlClient:
         if self._connection is not None:
             self._write(self._connection, command)
 
-    async def stop_node(self, timeout_s: float) -> None:
+    async def stop_node(self, timeout_s: float, *, restart: bool = False) -> None:
         """Have the node end all its processes and wait for it; no-op when it has ended.
+
+        With ``restart`` another supervisor is to follow on its machine.
 
         Raises:
             UnreachableError: it has not confirmed within ``timeout_s``.
@@ -116,7 +118,7 @@ class ControlClient:
             async with asyncio.timeout(timeout_s):
                 if self._task is None:  # the opening was cancelled while it dialled, and nobody else would dial again
                     await self.connect(timeout_s)
-                await self.send(Stop())
+                await self.send(Stop(restart=restart))
                 await self._ended.wait()
         except TimeoutError as error:
             raise UnreachableError(f"the node at {self._address} did not end within {timeout_s:g} s") from error

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from skyward.base.waiting import SYSTEM_CLOCK, Clock, keep, to_its_end
 from skyward.errors import (
     AuthenticationError,
+    BootstrapError,
     BudgetError,
     CapacityError,
     ConfigurationError,
@@ -23,16 +24,18 @@ from skyward.errors import (
     UnreachableError,
 )
 from skyward.events import Error, InstancePreempted, Notice, SkywardEvent
+from skyward.fleet.kept import FleetKeeping
 from skyward.fleet.machines import Machines
 from skyward.fleet.node import MakeNode, Node, NodeLoss, NodeState, unless_gone
 from skyward.fleet.node_setup import NodeSetup, renew_secrets
 from skyward.fleet.outputs import fetch_files, joined
 from skyward.fleet.topology import HEAD, separation, service_out_of_reach
+from skyward.ledger.fleet_record import FleetRecord, KeptNode
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import reason_of
 from skyward.market.budget import charged_price
 from skyward.market.choose import UnfitMachineError
-from skyward.market.cost import CostReport
+from skyward.market.cost import CostReport, Usage
 from skyward.providers.base import Provider
 from skyward.request.request import PoolRequest
 from skyward.submission import FleetStatus, NodeStatus, worker_names
@@ -142,6 +145,7 @@ class Fleet:
         ledger: where machines are recorded before they are requested.
         clock: the time, for deadlines and cost.
         make_node: maker of the nodes.
+        keeping: the record of the fleet, if it is kept for other clients.
 
     Attributes:
         boot_s: seconds from the latest launch of a node until it took calls.
@@ -160,8 +164,10 @@ class Fleet:
         ledger: Ledger,
         clock: Clock = SYSTEM_CLOCK,
         make_node: MakeNode = Node,
+        keeping: FleetKeeping | None = None,
     ) -> None:
         self._request = request
+        self._keeping = keeping
         self._pool_id = pool_id
         self._publish = publish
         self._clock = clock
@@ -176,6 +182,7 @@ class Fleet:
         self.boot_s = _BOOT_S
         self._failed_additions, self._barred_until = 0, -math.inf
         self._closed = False
+        self._is_whole = True  # False while it is taken over: its record is that of the last client
 
     @property
     def members(self) -> Mapping[int, Member]:
@@ -195,7 +202,7 @@ class Fleet:
 
     def cost(self, now: float) -> CostReport:
         """Return the cost of the fleet until ``now``, an ``elapsed`` reading of its clock in seconds."""
-        return CostReport(usages=tuple(machine.usage for machine in self._machines.all), now=now)
+        return CostReport(usages=tuple(self._machines.usages()), now=now)
 
     def status(self) -> FleetStatus:
         """Return the present state of the fleet. Thread-safe."""
@@ -297,6 +304,138 @@ class Fleet:
         for member in members:
             _succeed(member.up)
             member.task = self._spawn(self._run_member(member))
+
+    async def resume(self, user: FleetUser, record: FleetRecord, *, restart: str = "", must_live: bool = False) -> None:
+        """Take a kept fleet over, have ``user`` use its nodes, and keep their number from then on.
+
+        Nodes that are gone are replaced. On failure the fleet stays as it was.
+
+        Args:
+            user: the user of the nodes.
+            record: the fleet.
+            restart: what is to be applied by restarting the nodes' supervisors, in words; empty for nothing.
+            must_live: True if a fleet without a living node is an error.
+
+        Raises:
+            PoolStateError: no node lives; or there is something to apply, and jobs are unfinished.
+            UnreachableError: a node does not answer, and may live.
+        """
+        self._user, self._is_whole = user, False
+        if record.spent:
+            self._machines.past.append(Usage.past(record.spent, self._clock.elapsed()))
+        members = {member.rank: member for member in self._add_members([kept.rank for kept in record.nodes])}
+        self._spawn(renew_secrets(self._machines))
+        self._spawn(self._end_lost_machines())
+        try:
+            await _all_or_the_first_error({kept.rank: self._find(members[kept.rank], kept) for kept in record.nodes})
+            present = [member for member in members.values() if member.node is not None]
+            if must_live and not present:
+                raise PoolStateError(f"no node of the kept fleet {record.name!r} lives any more: open it again")
+            if restart:
+                await self._refuse_restart(present, restart)
+            for member in members.values():
+                if member.node is None:
+                    member.task = self._spawn(self._run_member(member))
+            work = {member.rank: self._reuse(member, restart=bool(restart)) for member in present}
+            await _all_or_the_first_error(work)
+        except BaseException as error:
+            await _clean_up_after(error, to_its_end(self._let_go()))
+            raise
+        self._is_whole = True
+        for member in present:
+            _succeed(member.up)
+            member.task = self._spawn(self._run_member(member))
+
+    async def leave(self) -> None:
+        """Leave the nodes in use to another client, and end every other machine. A cancellation waits for its end.
+
+        Raises :class:`~skyward.errors.TerminationError` with the ids of other machines that may still exist.
+        """
+        await to_its_end(self._leave())
+
+    async def _leave(self) -> None:
+        self.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._machines.settle_lost()
+        kept = self._nodes_to_keep()
+        self._members.clear()
+        try:
+            await self._end_all_but(kept)
+        finally:
+            if self._keeping is not None:
+                await self._keeping.leave(kept, spent=self._spent())
+            await self._machines.leave(kept)
+
+    async def _let_go(self) -> None:
+        """Leave a fleet as it was found: what was launched beside it ends."""
+        self.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        found = [node for node in self._machines.unended() if node.kept is not None and node.has_rank]
+        self._members.clear()
+        try:
+            await self._end_all_but(found)
+        finally:
+            await asyncio.gather(*(node.leave() for node in found), return_exceptions=True)
+
+    async def _end_all_but(self, kept: Collection[Node]) -> None:
+        await self._machines.end([machine for machine in self._machines.unended() if machine not in kept])
+
+    def _nodes_to_keep(self) -> list[Node]:
+        members = [member for _, member in sorted(self._members.items()) if member.wanted and member.in_use]
+        return [member.node for member in members if member.node is not None]
+
+    def _spent(self) -> float:
+        """Return what machines have cost that are gone."""
+        now = self._clock.elapsed()
+        return sum(usage.cost(now) for usage in self._machines.usages() if usage.ended_at is not None)
+
+    def _record(self) -> None:
+        """Have the record of a kept fleet follow its nodes."""
+        if self._keeping is not None and self._is_whole and not self._closed:
+            self._keeping.follow(self._nodes_to_keep(), spent=self._spent())
+
+    async def keep_for(self, seconds: float) -> None:
+        """Have the nodes of a kept fleet wait for so many seconds for its next client."""
+        if self._keeping is not None:
+            self._keeping.keep_for(seconds)
+        nodes = self._nodes_to_keep()
+        for error in await asyncio.gather(*(node.keep_for(seconds) for node in nodes), return_exceptions=True):
+            if isinstance(error, SkywardError):  # a node that is lost is no reason not to keep the others
+                self._report("a node was not told how long it is kept", error)
+
+    async def _find(self, member: Member, kept: KeptNode) -> None:
+        """Connect to a kept node. If it is certainly gone, its rank has no node."""
+        member.node = node = self._machines.resume(kept)
+        member.network = node.instance.network
+        self._setup.open(node)
+        node.state = NodeState.JOINING
+        try:
+            await unless_gone(node, node.resume(kept))
+        except (UnfitMachineError, BootstrapError) as error:
+            self._publish(Notice(f"node {kept.rank} of the kept fleet is gone: {error}", node.instance.id))
+            self._discard(member)
+
+    async def _refuse_restart(self, members: Iterable[Member], restart: str) -> None:
+        nodes = [member.node for member in members if member.node is not None]
+        if jobs := sum(await asyncio.gather(*(node.unfinished_jobs() for node in nodes))):
+            raise PoolStateError(
+                f"the kept fleet has {jobs} unfinished job{'s' * (jobs > 1)}, which a change would end ({restart}): "
+                "wait for them, cancel them, or open the fleet as it is"
+            )
+
+    async def _reuse(self, member: Member, *, restart: bool) -> None:
+        """Have the engine use a kept node, with fresh worker processes, or with a fresh supervisor."""
+        node = member.node
+        assert node is not None
+        if restart:
+            await node.halt()
+            await self._make_node(member, node)
+            return
+        await unless_gone(node, node.renew_workers())
+        if node.kept is not None and node.kept.config.keep_s != self._request.keep_s:
+            await node.keep_for(self._request.keep_s)
+        self._wake_waiters()
+        await self._take_into_use(member, node)
 
     def scale(self, size: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
         """Grow or shrink the fleet to ``size`` nodes; the returned coroutine waits for it.
@@ -601,6 +740,7 @@ class Fleet:
     def _forget(self, member: Member) -> None:
         if self._is_last_of_rank(member):
             del self._members[member.rank]
+            self._record()
 
     def _report(self, what: str, error: Exception) -> None:
         if error is not self._reported:  # many nodes may fail with one error, which is reported once
@@ -701,12 +841,17 @@ class Fleet:
 
     async def _start_node(self, member: Member, node: Node) -> None:
         """Start the supervisor of a prepared machine, have it join, and have the engine use the node."""
-        rank = member.rank
         self._refuse_apart(node)
         node.state, member.network = NodeState.STARTING, node.instance.network
         await self._setup.start(node, len(self.wanted), head=self._head_of(member) is member)
         node.state = NodeState.JOINING
         self._wake_waiters()
+        await self._take_into_use(member, node)
+        self.boot_s = self._clock.elapsed() - node.usage.launched_at
+
+    async def _take_into_use(self, member: Member, node: Node) -> None:
+        """Have a node whose supervisor runs join, and have the engine use it."""
+        rank = member.rank
         await unless_gone(node, self._join(member, node))
         node.state = NodeState.READY
         if rank == HEAD:
@@ -719,7 +864,7 @@ class Fleet:
             raise
         self._machines.unfit.forget(rank)  # later ones are counted from one
         member.used = node
-        self.boot_s = self._clock.elapsed() - node.usage.launched_at
+        self._record()
 
     async def _exchange(self, node: Node, error: UnfitMachineError) -> Node:
         """Launch another machine in the place of an unfit one, which is ended in the background.
@@ -806,6 +951,7 @@ class Fleet:
     def _discard(self, member: Member) -> None:
         """End the machine of a lost node in the background; its rank may be launched again at once."""
         node, member.node = member.node, None
+        self._record()
         if node is not None:
             self._end_in_background(node)
 

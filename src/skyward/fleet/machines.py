@@ -28,6 +28,7 @@ from skyward.events import (
 from skyward.fleet.node import OVER, MakeNode, Node, SharedLooks
 from skyward.fleet.outputs import Outputs
 from skyward.fleet.topology import connected, note_on_gangs
+from skyward.ledger.fleet_record import KeptNode
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.termination import end_instances
 from skyward.market.budget import Budget, PriceLimit, expected_usages, notes_on_bill
@@ -79,6 +80,7 @@ class Machines:
         grants: their access to the pool's volumes.
         looks: their present records.
         unfit: those bought in vain.
+        past: what machines cost that were gone before this client took a kept fleet over.
     """
 
     provider: Provider
@@ -91,6 +93,7 @@ class Machines:
     make_node: MakeNode = Node
     all: list[Node] = field(default_factory=list[Node])
     unfit: UnfitMachines = field(default_factory=UnfitMachines)
+    past: list[Usage] = field(default_factory=list[Usage])
     _noted: set[str] = field(default_factory=set[str])
     _coming: list[list[Usage]] = field(default_factory=list[list[Usage]])
     # Create calls whose outcome is unknown: their machines may still be listed, and must end then.
@@ -113,7 +116,11 @@ class Machines:
         """
         coming = chain.from_iterable(usages for usages in self._coming if usages is not instead)
         lost = (create.usage for create in self._lost.values())
-        return [*(machine.usage for machine in self.all), *coming, *lost]
+        return [*self.usages(), *coming, *lost]
+
+    def usages(self) -> list[Usage]:
+        """Return the usages of all machines so far, with what others cost before this client took the fleet over."""
+        return [*self.past, *(machine.usage for machine in self.all)]
 
     def unended(self) -> list[Node]:
         """Return the machines that are not confirmed gone."""
@@ -267,6 +274,17 @@ class Machines:
                 error.add_note(f"before that: {attempt}")
             raise
         return other
+
+    def resume(self, kept: KeptNode) -> Node:
+        """Return the record of a kept node's machine, which counts from its launch."""
+        launched_at = self.clock.elapsed() + kept.launched.left_s
+        node = self.make_node(rank=kept.rank, instance=kept.instance, launched_at=launched_at, looks=self.looks)
+        self.all.append(node)
+        return node
+
+    async def leave(self, machines: Sequence[Node]) -> None:
+        """Fetch the outputs of kept nodes, and close the connections to them."""
+        await self._outputs.rescue_and_stop(machines, leave=True)
 
     async def end(self, machines: Sequence[Node]) -> None:
         """Stop the nodes on the machines, terminate the machines, confirm it.

@@ -12,24 +12,38 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skyward.base.waiting import SYSTEM_CLOCK, Clock, wait_until
+from skyward.base.waiting import SYSTEM_CLOCK, Clock, NotYet, wait_until
 from skyward.environment.bootstrap import Environment, bootstrap, let_in
 from skyward.environment.includes_and_volumes import deliver_includes, deliver_volumes
 from skyward.environment.local_environment import prepare_environment
+from skyward.environment.supervisor_check import SUPERVISOR_GONE, supervisor_check
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
 from skyward.fleet.control_client import ControlClient
+from skyward.fleet.fresh_workers import FreshWorkers
 from skyward.fleet.machine_size import MachineSize, measure_machine
 from skyward.fleet.node_files import NodeFiles
 from skyward.fleet.node_logs import keep_logs
 from skyward.fleet.supervisor_start import start_supervisor
+from skyward.ledger.fleet_record import KeptNode
+from skyward.ledger.ownership import Moment
 from skyward.machine.access import Access, Completed, Transport
 from skyward.market.choose import UnfitMachineError
 from skyward.market.cost import Usage
 from skyward.providers.base import Instance, InstanceState, Provider
 from skyward.request.image import ImageSettings
 from skyward.request.volume import GrantedVolume
-from skyward.wire.control import Ending, Fetch, Fetched, Kill, Message, Preempting, PreemptionLikely, RunService, Start
-from skyward.wire.frames import TlsIdentity
+from skyward.wire.control import (
+    Ending,
+    Fetch,
+    Fetched,
+    Keep,
+    Kill,
+    Message,
+    Preempting,
+    PreemptionLikely,
+    RunService,
+    Start,
+)
 from skyward.wire.node_config import MIG_UNDO_S, RELEASE_S, NodeConfig, NodeReady
 
 OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
@@ -39,28 +53,13 @@ STATUS_EVERY_S = 5.0
 _STATUS_TIMEOUT_S = 20.0
 _LOOK_EVERY_S = 1.0
 _CONNECT_TIMEOUT_S = 30.0
+_RESUME_TIMEOUT_S = 60.0
+_RESUME_AGAIN_S = 0.5
+_HALT_TIMEOUT_S = 30.0
 _JUDGE_S = 0.5
 _JUDGE_TIMEOUT_S = 30.0
 _BLINK_S = 3.0
 _AWAY_MARGIN_S = 60.0
-SUPERVISOR_GONE = 99
-"""Exit status of the check for a supervisor when there is none. Others, except 0, are no verdict."""
-# The environment besides the pid: another process may have the pid by now, above all after a reboot. A zombie's
-# environment is empty. The verdict has an exit status of its own, because on a machine without free memory or processes
-# this check fails in other ways while the supervisor may run.
-_IS_THERE = f"""
-import os, sys
-environment = f"/proc/{{sys.argv[1]}}/environ"
-try:
-    os.kill(int(sys.argv[1]), 0)
-    if os.path.exists(environment):
-        with open(environment, "rb") as file:
-            if f"SKYWARD_INSTANCE={{sys.argv[2]}}".encode() not in file.read().split(b"\\0"):
-                sys.exit({SUPERVISOR_GONE})
-except (ProcessLookupError, PermissionError, FileNotFoundError):
-    sys.exit({SUPERVISOR_GONE})
-"""
-_UNLESS_WIPED = f'[ -e "$1" ] || exit {SUPERVISOR_GONE}; exec "$@"'
 _logger = logging.getLogger("skyward")
 
 
@@ -236,6 +235,9 @@ class Node:
         self._logs_to = logs_to
         self._environment = Environment(python="")
         self._ready: NodeReady | None = None
+        self._config: NodeConfig | None = None
+        self._started = Moment.after()
+        self._fresh_workers: FreshWorkers | None = None
         self._control: ControlClient | None = None
         self._unlinked = asyncio.Event()
         self._loss: NodeLoss | None = None
@@ -402,17 +404,111 @@ class Node:
 
         Raises :class:`~skyward.errors.BootstrapError` with the supervisor's output.
         """
-        self._longest_absence_s = longest_absence_s(config)
-        self._lasts_s, self._over_at = config.timeout_s, SYSTEM_CLOCK.elapsed() + config.timeout_s
-        self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
+        self._started = Moment.after()
+        self._take_limits(config)
         self._ready = await start_supervisor(
             self.transport, self._environment, config, on_this_machine=self.access.on_this_machine
         )
-        identity = TlsIdentity(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
-        self.lanes = tuple([await self.forward(lane) for lane in self._ready.lanes])
-        address = await self.forward(self._ready.control)
-        self._control = ControlClient(address, identity, on_message=self._receive, on_lost=self._connection_lost)
-        await self._control.connect(_CONNECT_TIMEOUT_S)
+        await self._connect(config, self._ready)
+
+    def _take_limits(self, config: NodeConfig) -> None:
+        self._config = config
+        self._longest_absence_s = longest_absence_s(config)
+        self._lasts_s, self._over_at = (
+            config.timeout_s,
+            SYSTEM_CLOCK.elapsed() + config.timeout_s + self._started.left_s,
+        )
+        self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
+
+    async def _connect(self, config: NodeConfig, ready: NodeReady) -> None:
+        self.lanes = tuple([await self.forward(lane) for lane in ready.lanes])
+        address = await self.forward(ready.control)
+        control = ControlClient(address, config.identity, on_message=self._receive, on_lost=self._connection_lost)
+        self._control = control
+        await control.connect(_CONNECT_TIMEOUT_S)
+
+    # --- kept nodes -------------------------------------------------------------------------------------------------
+
+    @property
+    def kept(self) -> KeptNode | None:
+        """The node as another client finds it; None before its start."""
+        if self._ready is None or self._config is None:
+            return None
+        return KeptNode(
+            rank=self.rank,
+            instance=self.instance,
+            launched=Moment.after(self.usage.launched_at - self._looks.clock.elapsed()),
+            started=self._started,
+            environment=self._environment,
+            config=self._config,
+            ready=self._ready,
+        )
+
+    async def resume(self, kept: KeptNode) -> None:
+        """Connect to the supervisor of a kept node, whose transport is open.
+
+        Raises :class:`~skyward.errors.UnreachableError` if it does not answer within a minute.
+        """
+        self._started, self._environment, self._ready = kept.started, kept.environment, kept.ready
+        self.volumes = kept.config.volumes
+        self._take_limits(kept.config)
+        self._fresh_workers = FreshWorkers(kept.config.workers)
+        self._unlinked.set()  # so that its end is looked for from now on
+
+        async def connect() -> bool | NotYet:
+            try:
+                await self._connect(kept.config, kept.ready)
+            except UnreachableError as error:
+                if self._control is not None:
+                    await self._control.close()
+                return NotYet(str(error))
+            return True
+
+        what = f"node {self.rank} of the kept fleet to answer"
+        await wait_until(connect, deadline_s=_RESUME_TIMEOUT_S, interval_s=_RESUME_AGAIN_S, what=what)
+
+    async def unfinished_jobs(self) -> int:
+        """Return the number of jobs for which the kept node, which was resumed, stays."""
+        assert self._fresh_workers is not None
+        return await self._fresh_workers.unfinished_jobs()
+
+    async def renew_workers(self) -> None:
+        """Replace the worker processes of a node that was resumed, except of those that run a job."""
+        assert self._fresh_workers is not None
+        await self._fresh_workers.replace(self.kill_worker)
+        self._fresh_workers = None
+
+    async def keep_for(self, seconds: float) -> None:
+        """Have the node wait for so many seconds for the next client, from now on."""
+        assert self._config is not None
+        self._config = replace(self._config, keep_s=seconds)
+        await self._connection.send(Keep(seconds=seconds))
+
+    async def halt(self) -> None:
+        """End the supervisor of a kept node, for another one on the same machine, and close the transport.
+
+        Raises :class:`~skyward.errors.UnreachableError` if it does not end in time.
+        """
+        control, self._control = self._connection, None
+        leaving_s = RELEASE_S if any(not each.volume.read_only for each in self.volumes) else 0.0
+        try:
+            await control.stop_node(_HALT_TIMEOUT_S + leaving_s + self._partitions_undone_s, restart=True)
+        finally:
+            await control.close()
+            await self.transport.close()
+        self._ending, self._loss, self._ready, self.lanes = False, None, None, ()
+        self._unlinked.clear()
+        self.state = NodeState.PREPARING
+
+    async def leave(self) -> None:
+        """Close the connections to the node, which stays for the next client."""
+        control, self._control = self._control, None
+        if control is not None:
+            await control.close()
+        self._forget_fetches()
+        await self.transport.close()
+
+    # --- a node in use ----------------------------------------------------------------------------------------------
 
     def join(self, order: Start) -> None:
         """Have the supervisor start the workers. Running workers take over the fleet's new size.
@@ -541,6 +637,8 @@ class Node:
             self._unlinked.set()
         if isinstance(message, Fetched) and (answer := self._fetching.pop(message.path, None)) is not None:
             answer.set_result(message)
+        if self._fresh_workers is not None:
+            self._fresh_workers.take(message)
         if not self._is_old(message):
             self._on_message(self, message)
 
@@ -606,9 +704,7 @@ class Node:
 
     async def _check(self) -> Completed:
         """Look for the supervisor on the machine."""
-        check = self._environment.command("-c", _IS_THERE, str(self.ready.pid), self.instance.id)
-        if self.fresh:  # a container may restart with an empty disk
-            check = ["sh", "-c", _UNLESS_WIPED, "sh", *check]
+        check = supervisor_check(self._environment, self.ready.pid, self.instance.id, may_be_wiped=self.fresh)
         return await self.transport.run(check, timeout_s=_JUDGE_TIMEOUT_S)
 
     def _connection_lost(self) -> None:

@@ -200,8 +200,10 @@ class Outputs:
         # At the opening: the program may have another current folder when the pool closes.
         self._to = Path.cwd() / "outputs" / pool_id if self._patterns else Path()
 
-    async def rescue_and_stop(self, nodes: Sequence[Node]) -> None:
+    async def rescue_and_stop(self, nodes: Sequence[Node], *, leave: bool = False) -> None:
         """Fetch the files of nodes that are about to end, and stop each one as soon as its own are here. Never raises.
+
+        With ``leave`` they are kept for another client instead, and only their connections are closed.
 
         Each node's files go into a folder of its rank. A notice names them, or the reason why they were not fetched.
         """
@@ -213,7 +215,7 @@ class Outputs:
         async def rescue_and_stop(node: Node) -> _NodeFetch:
             part = await self._rescue(node) if node in there else _NodeFetch(node, self._to)
             try:
-                await node.stop(_STOP_TIMEOUT_S)
+                await (node.leave() if leave else node.stop(_STOP_TIMEOUT_S))
             except Exception as error:
                 _logger.warning("node %d did not end when asked, and is ended with its machine: %s", node.rank, error)
             return part

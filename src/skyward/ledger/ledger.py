@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import platformdirs
 
 from skyward.errors import LedgerError, PoolStateError
-from skyward.ledger.ownership import Owner
+from skyward.ledger.ownership import Moment, Owner
 from skyward.market.budget import charged_price
 from skyward.market.cost import charge
 from skyward.providers.base import Instance
@@ -69,7 +69,8 @@ _SIXTH = (
     "ALTER TABLE entries ADD COLUMN minimum_billed_s REAL NOT NULL DEFAULT 0",
     "ALTER TABLE entries ADD COLUMN minimum_charge REAL NOT NULL DEFAULT 0",
 )
-_VERSIONS = ((_FIRST,), _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+_SEVENTH = ("ALTER TABLE entries ADD COLUMN kept_until TEXT NOT NULL DEFAULT ''",)
+_VERSIONS = ((_FIRST,), _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 """Statements that migrate the file from each version to the next."""
 _RECORD = """
 UPDATE entries SET instance_id = ?, region = ?, machine = ?, spot = ?, price_per_hour = ?, ends_itself = ?,
@@ -145,6 +146,7 @@ class LedgerEntry:
         closed_at: Unix time of its end once it was confirmed gone, or not to exist; None while it may.
         gone_at: Unix time of its end by its provider's record, else at which it was first not listed any more; None
             before. The entry stays open until the end is confirmed.
+        kept_until: time until which it is kept without its owner; None for one that ends with it.
         damage: why its provider cannot be asked about it, and how to close it; empty for a record as it was written.
     """
 
@@ -156,7 +158,14 @@ class LedgerEntry:
     created_at: float
     closed_at: float | None = None
     gone_at: float | None = None
+    kept_until: Moment | None = None
     damage: str = ""
+
+    def owner_lives(self) -> bool | None:
+        """Return whether its owner lives, as :meth:`Owner.lives` does; a machine that is kept needs none."""
+        if self.kept_until is not None and self.kept_until.left_s > 0:
+            return True
+        return None if self.owner is None else self.owner.lives()
 
     def cost(self, now: float) -> float:
         """Return the cost until ``now``, a Unix time, in USD; 0 if the price is unknown."""
@@ -250,6 +259,20 @@ class Ledger:
         with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO ended_pools VALUES (?, ?)", (pool_id, self._now()))
 
+    def keep_pool(self, pool_id: str, until: Moment, *, owner: Owner | None = None) -> None:
+        """Record that the pool's machines are kept until then, whoever lives; with ``owner``, who has them from now on.
+
+        Closed entries stay as they are.
+        """
+        columns = {f"owner_{name}": value for name, value in asdict(owner).items()} if owner is not None else {}
+        columns["kept_until"] = json.dumps(asdict(until))
+        changes = ", ".join(f"{column} = :{column}" for column in columns)
+        with self._transaction() as database:
+            database.execute(
+                f"UPDATE entries SET {changes} WHERE pool_id = :pool_id AND closed_at IS NULL",  # noqa: S608 - names of fields
+                columns | {"pool_id": pool_id},
+            )
+
     def open_entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:
         """Return entries not confirmed gone, oldest first; only those of ``pool_id`` where one is given."""
         return self._select(_SELECT, closed=False, pool_id=pool_id)
@@ -321,6 +344,13 @@ def _settings(text: str) -> tuple[dict[str, Any], str]:
     return cast("dict[str, Any]", settings), ""
 
 
+def _moment(text: str) -> Moment | None:
+    try:
+        return Moment(**json.loads(text)) if text else None
+    except (ValueError, TypeError):  # damaged: its owner decides
+        return None
+
+
 def _entry(row: sqlite3.Row, ledger: Path) -> LedgerEntry:
     """Return the record as far as it can be read."""
     settings, damage = _settings(row["settings"])
@@ -346,5 +376,6 @@ def _entry(row: sqlite3.Row, ledger: Path) -> LedgerEntry:
         created_at=numbers["created_at"],
         closed_at=numbers["closed_at"],
         gone_at=numbers["gone_at"],
+        kept_until=_moment(row["kept_until"]),
         damage=advice if damage else "",
     )

@@ -1,4 +1,4 @@
-"""Owners of pools: the client's process, and the pool's folder that it has locked."""
+"""Owners of pools: the client's process, and the pool's folder that it has locked; times that outlive a process."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import errno
 import os
 import shutil
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import platformdirs
 
 from skyward.base.descriptors import keep_from_forks
-from skyward.base.platform import boot_id, pid_namespace, start_ticks, try_lock
+from skyward.base.platform import boot_id, elapsed_s, pid_namespace, start_ticks, try_lock
 
 _MACHINE_ID = Path("/etc/machine-id")
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -92,6 +93,31 @@ def _started(pid: int) -> str | None:
         return start_ticks(pid) or f"{process.create_time():.2f}"
     except (psutil.NoSuchProcess, ProcessLookupError):
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A time that other processes read, too. Setting the clock does not move it until the machine starts again.
+
+    Attributes:
+        boot: id of the machine's boot.
+        elapsed: reading of that boot's clock, asleep or awake, in seconds.
+        unix: the same time by the wall clock, for other boots and machines.
+    """
+
+    boot: str
+    elapsed: float
+    unix: float
+
+    @classmethod
+    def after(cls, seconds: float = 0.0) -> Self:
+        """Return the time in so many seconds."""
+        return cls(boot=boot_id(), elapsed=elapsed_s() + seconds, unix=time.time() + seconds)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then; negative once it has passed."""
+        return self.elapsed - elapsed_s() if self.boot and self.boot == boot_id() else self.unix - time.time()
 
 
 # --- folders of pools -----------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ class Sweep:
         self._report.left += [Left(entry=entry, reason=entry.damage) for entry in damaged]
 
     def _is_left_over(self, entry: LedgerEntry, others: bool) -> bool:  # noqa: FBT001 - passed on
-        lives = None if entry.owner is None else entry.owner.lives()
+        lives = entry.owner_lives()
         if lives or (lives is None and not others):
             self._report.spared.append(entry)
             return False

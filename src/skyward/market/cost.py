@@ -58,6 +58,11 @@ class Usage:
             minimum_charge=offer.minimum_charge,
         )
 
+    @classmethod
+    def past(cls, usd: float, now: float) -> Usage:
+        """Return the usage of machines that have cost so much, and are gone."""
+        return cls(launched_at=now, ended_at=now, price_per_hour=0.01, minimum_charge=usd)
+
     def charged(self, price_per_hour: float | None) -> Usage:
         """Return the usage at a price read back, in USD an hour, from its launch on; None changes nothing."""
         if price_per_hour is None:

@@ -174,6 +174,10 @@ class PoolRequest:
     service_name: str = ""
     packages: tuple[str, ...] = COUNTERPARTS
 
+    def size_of_kept(self, nodes: int) -> int:
+        """Number of nodes that a kept fleet of so many ``nodes`` is to have; an elastic one goes on with its own."""
+        return self.nodes if self.elastic is None else min(max(nodes, self.elastic.minimum), self.nodes)
+
     @property
     def first_nodes(self) -> int:
         """Number of machines that the pool opens with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from skyward.base.loop import LoopThread
-from skyward.base.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import SYSTEM_CLOCK, keep
 from skyward.environment.skyward_wheel import read_own_wheel
-from skyward.errors import BudgetError, ConfigurationError
+from skyward.errors import BudgetError, ConfigurationError, PoolStateError, SkywardError
 from skyward.events import (
     Callback,
     Error,
@@ -33,11 +34,14 @@ from skyward.events import (
 from skyward.events.bus import EventBus
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.fleet.fleet import Fleet
+from skyward.fleet.kept import FleetKeeping, words_on_leaving
 from skyward.fleet.node import LinkDown, LinkUp, Node
+from skyward.ledger.fleet_record import FleetFolder, FleetRecord, parts_for_machines, parts_for_nodes
 from skyward.ledger.ledger import Ledger
-from skyward.ledger.sweep import OpeningSweep
+from skyward.ledger.sweep import OpeningSweep, Sweep
 from skyward.market.spending import Spending
 from skyward.providers.base import Provider
+from skyward.providers.registry import provider_settings
 from skyward.request.request import PoolRequest
 from skyward.scheduling.calls import CallObserver
 from skyward.scheduling.certificates import issue
@@ -56,7 +60,9 @@ from skyward.wire.control import (
     TimeoutWarning,
     VolumeTrouble,
 )
-from skyward.wire.frames import client_context
+from skyward.wire.frames import TlsIdentity, client_context
+
+_REQUESTS_EVERY_S = 1.0
 
 
 class PoolParts(NamedTuple):
@@ -69,6 +75,8 @@ class PoolParts(NamedTuple):
         subscribed: callbacks that receive everything on the bus already.
         folder: the pool's folder in the user's state folder; None if it cannot be written to.
         observer: receiver of the calls; None without telemetry.
+        kept: the fleet's folder, which this process holds; None for a fleet that ends with the pool.
+        record: the kept fleet as it was found; None if there is none.
     """
 
     pool_id: str
@@ -77,6 +85,8 @@ class PoolParts(NamedTuple):
     subscribed: tuple[Callback, ...]
     folder: Path | None
     observer: CallObserver | None
+    kept: FleetFolder | None = None
+    record: FleetRecord | None = None
 
 
 class RunningPool:
@@ -86,6 +96,8 @@ class RunningPool:
         parts: the parts that need no machine.
         provider: source of the machines.
         request: the validated request.
+        restart: what is to be applied to the nodes of a kept fleet that was found, in words; empty for nothing.
+        as_found: True to take a kept fleet as it is, and only while one of its nodes lives.
 
     Attributes:
         loop: the client's loop thread.
@@ -98,7 +110,13 @@ class RunningPool:
     services: Services
     scheduler: Scheduler
 
-    def __init__(self, parts: PoolParts, provider: Provider, request: PoolRequest) -> None:
+    def __init__(
+        self, parts: PoolParts, provider: Provider, request: PoolRequest, *, restart: str = "", as_found: bool = False
+    ) -> None:
+        self._restart, self._as_found = restart, as_found
+        self._opened = False
+        self._keeping: FleetKeeping | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._parts = parts
         self._provider = provider
         self._request = request
@@ -107,7 +125,7 @@ class RunningPool:
         self._opening: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._to_close = AsyncExitStack()
-        self._spent: BudgetError | None = None
+        self._spent: SkywardError | None = None
         self._begun_s = SYSTEM_CLOCK.elapsed()
         self._metrics: dict[str, Metrics] = {}
 
@@ -119,8 +137,8 @@ class RunningPool:
             spending.watch()
             if not self._provider.this_machine:  # every machine gets it; the first is still to be bought or reached
                 asyncio.get_running_loop().run_in_executor(None, read_own_wheel)
-            await self.fleet.start(self.scheduler)
-            nodes = self._request.first_nodes
+            nodes = await self._open_fleet()
+            self._opened = True
             self._bus.publish(PoolStarted(nodes, nodes * self._request.workers_per_node))
             spending.report()
             self._begin_to_follow_work()
@@ -129,6 +147,41 @@ class RunningPool:
             if self._spent is not None:  # the cause, in place of a CancelledError
                 raise self._spent from error
             raise
+
+    async def _open_fleet(self) -> int:
+        """Bring the fleet up, or take over a kept one; return the number of its nodes."""
+        found, keeping = self._found, self._keeping
+        if keeping is not None:
+            await keeping.begin()
+        if found is None:
+            await self.fleet.start(self.scheduler)
+        else:
+            await self.fleet.resume(self.scheduler, found, restart=self._restart, must_live=self._as_found)
+            if not self._as_found:
+                await self.fleet.scale(self._request.size_of_kept(len(found.nodes)), ())
+        if keeping is not None:
+            if found is not None and not self._as_found:
+                keeping.asked_for(self._request, machines=self._machine_parts(), applied=parts_for_nodes(self._request))
+            await keeping.settle()
+            self._watching = asyncio.create_task(self._watch_requests())
+        return len(self.fleet.wanted)
+
+    async def _watch_requests(self) -> None:
+        """Do what other processes ask of the client of a kept fleet."""
+        folder = self._parts.kept
+        assert folder is not None
+
+        async def serve() -> None:
+            while True:
+                asked = await asyncio.to_thread(folder.take_requests)
+                if isinstance(seconds := asked.get("keep"), int | float):
+                    await self.fleet.keep_for(seconds)
+                if "leave" in asked:
+                    self._end_for(PoolStateError(f"another process has taken over the kept fleet {folder.name!r}"))
+                    return
+                await SYSTEM_CLOCK.sleep(_REQUESTS_EVERY_S)
+
+        await keep(serve, what=f"the requests to the client of the kept fleet {folder.name!r}")
 
     def close(self) -> None:
         """Fail unfinished calls, terminate every machine and confirm it. Idempotent."""
@@ -200,8 +253,12 @@ class RunningPool:
     async def _prepare(self) -> Spending:
         """Make the fleet, which has no machine yet, and all that uses it."""
         request, publish, to_close = self._request, self._bus.publish, self._to_close
-        tls = await asyncio.to_thread(issue, request.timeout_s)
+        record = self._parts.record
+        tls = self._found.tls if self._found else await asyncio.to_thread(issue, request.timeout_s)
         ledger = await asyncio.to_thread(Ledger.of_user)
+        if record is not None and not record.nodes:  # its client was killed while it opened it
+            await Sweep(ledger).end_pool(record.pool_id)
+        self._keeping = self._make_keeping(tls, ledger)
         sweep = OpeningSweep(self._provider, ledger, publish=publish)
         sweep.begin()
         to_close.push_async_callback(sweep.settle)
@@ -214,9 +271,10 @@ class RunningPool:
             publish=publish,
             ledger=ledger,
             make_node=partial(Node, on_message=self._on_node_message, logs_to=folder and folder / "system"),
+            keeping=self._keeping,
         )
         spending = Spending(fleet.cost, max_cost=request.max_cost, publish=publish, on_spent=self._end_for)
-        to_close.push_async_callback(_end_machines, fleet, spending)
+        to_close.push_async_callback(self._end_machines, spending)
         self.services = Services(
             fleet, tls=tls, publish=self.publish, opened_with=(request.service_name, request.service)
         )
@@ -238,6 +296,46 @@ class RunningPool:
         self._is_complete = True
         return spending
 
+    @property
+    def _found(self) -> FleetRecord | None:
+        """The kept fleet that was found, with nodes."""
+        record = self._parts.record
+        return record if record is not None and record.nodes else None
+
+    def _machine_parts(self) -> dict[str, str]:
+        return parts_for_machines(self._request, self._provider)
+
+    def _make_keeping(self, tls: TlsIdentity, ledger: Ledger) -> FleetKeeping | None:
+        folder, request = self._parts.kept, self._request
+        if folder is None:
+            return None
+        record = self._found or FleetRecord(
+            pool_id=self._parts.pool_id,
+            name=folder.name,
+            keep_s=request.keep_s,
+            provider=self._provider.name,
+            settings=provider_settings(self._provider),
+            machines=self._machine_parts(),
+            applied=parts_for_nodes(request),
+            request=request,
+            project=os.getcwd(),
+            tls=tls,
+        )
+        return FleetKeeping(folder, record, ledger, timeout_s=request.timeout_s, publish=self._bus.publish)
+
+    async def _end_machines(self, spending: Spending) -> None:
+        """End the machines, or leave those of a kept fleet to its next client."""
+        keeping = self._keeping
+        if keeping is None or isinstance(self._spent, BudgetError) or not (self._opened or self._found):
+            await self.fleet.stop()
+            if keeping is not None:
+                await keeping.leave((), spent=0.0)
+        elif self._opened:
+            await self.fleet.leave()
+            if keeping.record.nodes:
+                self._bus.publish(Notice(words_on_leaving(keeping.record)))
+        spending.publish_final()
+
     async def _abandon(self) -> None:
         """Wait until nothing is left, also of an opening that was interrupted, even at its very end."""
         if self._opening is not None:
@@ -245,8 +343,8 @@ class RunningPool:
             await asyncio.gather(self._opening, return_exceptions=True)
         await self._close()
 
-    def _end_for(self, error: BudgetError) -> None:
-        """Close the pool because its budget is spent: an opening, or all unfinished calls, fail with ``error``."""
+    def _end_for(self, error: SkywardError) -> None:
+        """Close the pool before its time: an opening, or all unfinished calls, fail with ``error``."""
         self._spent = error
         self._bus.publish(Error(str(error)))
         if self._opening is not None and not self._opening.done():
@@ -261,13 +359,20 @@ class RunningPool:
 
     async def _shut_down(self) -> None:
         self._bus.publish(PoolStopping())
+        if self._watching is not None:
+            self._watching.cancel()
         try:
             await self._to_close.aclose()
         finally:
             await self._provider.close()
+            if self._parts.kept is not None:
+                self._parts.kept.release()
         self._bus.publish(PoolStopped(self.scheduler.calls.ended if self._is_complete else 0))
 
     async def _end_calls(self) -> None:
+        if self._keeping is not None:  # the node stays, and so would a call that runs there
+            error = self._spent or PoolStateError("the pool was closed before the call was done")
+            self.scheduler.end_calls(self.scheduler.calls, kill=True, error=error)
         await self.scheduler.close(self._spent)
 
     def _on_node_message(self, node: Node, message: Message | LinkDown | LinkUp) -> None:
@@ -276,11 +381,6 @@ class RunningPool:
             if isinstance(event, Metrics):
                 self._metrics[event.instance_id] = event
             self._bus.publish(event)
-
-
-async def _end_machines(fleet: Fleet, spending: Spending) -> None:
-    await fleet.stop()
-    spending.publish_final()
 
 
 def _node_snapshot(node: NodeStatus, metrics: Metrics | None) -> NodeSnapshot:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from skyward.environment import supervisor_check
 from skyward.environment.bootstrap import Environment
 from skyward.errors import BootstrapError, HostKeyError, RateLimitError, UnreachableError
 from skyward.fleet import node as nodes
@@ -103,7 +104,7 @@ def test_the_machine_is_asked_for_this_very_supervisor(pid: str, instance_id: st
     with subprocess.Popen(["sleep", "60"], env={"SKYWARD_INSTANCE": "mine"}) as process:
         try:
             number = process.pid if pid == "self" else 1 << 22
-            asked = [sys.executable, "-c", nodes._IS_THERE, str(number), instance_id]
+            asked = [sys.executable, "-c", supervisor_check.IS_THERE, str(number), instance_id]
             assert subprocess.run(asked, check=False).returncode == verdict
         finally:
             process.kill()
@@ -318,7 +319,7 @@ async def test_a_failure_on_a_machine_that_moved_meanwhile_is_the_machines() -> 
 
 @pytest.mark.parametrize(("python", "verdict"), [(sys.executable, 0), ("/nonexistent/python", 99)])
 def test_a_disk_without_the_nodes_environment_has_no_supervisor(python: str, verdict: int) -> None:
-    asked = ["sh", "-c", nodes._UNLESS_WIPED, "sh", python, "-c", "pass"]
+    asked = ["sh", "-c", supervisor_check.UNLESS_WIPED, "sh", python, "-c", "pass"]
     assert subprocess.run(asked, check=False).returncode == verdict
 
 

@@ -1,0 +1,65 @@
+"""Replacement of a kept node's worker processes when another client takes it over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from skyward.wire.control import JobRunning, Message, UnfinishedJobs, WorkerRunning
+
+_TIMEOUT_S = 30.0
+
+
+class FreshWorkers:
+    """Processes of a kept node's workers: those of the last client, and those that have replaced them.
+
+    A new program gets new processes: what the last one's calls did to modules stays with it, and a call that still
+    runs has nobody who waits for it. A worker that runs a job goes on.
+
+    Args:
+        workers: number of workers on the node.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._running: dict[int, str] = {}
+        self._jobs: dict[int, str] = {}
+        self._unfinished = 0
+        self._told = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def take(self, message: Message) -> None:
+        """Take a report of the node; on a new connection the running workers come first."""
+        match message:
+            case WorkerRunning():
+                self._running[message.worker] = message.incarnation
+            case JobRunning():
+                self._jobs[message.worker] = message.job
+            case UnfinishedJobs():
+                self._unfinished = message.count
+                self._told.set()
+            case _:
+                return
+        self._changed.set()
+
+    async def unfinished_jobs(self) -> int:
+        """Return the number of unfinished jobs, once the node has told it."""
+        await self._told.wait()
+        return self._unfinished
+
+    async def replace(self, kill: Callable[[int, str], Awaitable[None]]) -> None:
+        """Kill the processes without a job, and return once each worker has another one, or after half a minute."""
+        await self._told.wait()
+        old = {worker: incarnation for worker, incarnation in self._running.items() if not self._jobs.get(worker)}
+        for worker, incarnation in old.items():
+            await kill(worker, incarnation)
+        with suppress(TimeoutError):  # the workers' links say what is wrong
+            async with asyncio.timeout(_TIMEOUT_S):
+                while any(
+                    self._running.get(worker) == old.get(worker)
+                    for worker in range(self._workers)
+                    if not self._jobs.get(worker)
+                ):
+                    self._changed.clear()
+                    await self._changed.wait()

@@ -1,0 +1,184 @@
+"""End of kept fleets: a process of the user's that outlives the client, and ends what the fleet's nodes leave.
+
+Nodes end themselves, and power their machines off where that ends the bill. The keeper confirms it with the provider,
+ends what cannot end itself, closes the ledger's entries, and deletes the fleet's keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from io import FileIO
+from typing import Final
+
+from skyward.base.platform import try_lock
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
+from skyward.environment.supervisor_check import SUPERVISOR_GONE, supervisor_check
+from skyward.errors import PoolStateError, SkywardError
+from skyward.ledger.fleet_record import KEEPER_LOCK, FleetFolder, FleetRecord, KeptNode
+from skyward.ledger.ledger import Ledger
+from skyward.ledger.ownership import Moment
+from skyward.ledger.sweep import Sweep, SweepReport
+from skyward.providers.base import InstanceState, Provider
+from skyward.providers.registry import make_provider
+
+MARGIN_S: Final = 300.0
+"""Seconds after its time for which a kept machine is left to its keeper by the sweeps of other processes."""
+_LOG: Final = "keeper.log"
+# Not in the folder of the program, whose files could take the place of modules.
+_PROGRAM: Final = (sys.executable, "-P", "-m", "skyward.ledger.keeper")
+# A child of nobody: the client does not wait for its end.
+_DETACHED: Final = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
+_TICK_S: Final = 2.0
+_LONGEST_PAUSE_S: Final = 60.0
+_CHECK_S: Final = 60.0
+_AGAIN_S: Final = 60.0
+
+
+def start_keeper(folder: FleetFolder) -> None:
+    """Start a process that looks after the fleet, unless it has one. It outlives this process. Blocks."""
+    if folder.has_keeper():
+        return
+    with open(folder.path / _LOG, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+        subprocess.run(
+            [sys.executable, "-I", "-c", _DETACHED, *_PROGRAM, folder.name],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder.path,
+            start_new_session=True,
+            check=True,
+        )
+
+
+async def end_fleet(folder: FleetFolder, ledger: Ledger) -> SweepReport:
+    """End a fleet's machines, confirm it, and delete its keys; its record stays if one may be left. Repeatable."""
+    report = SweepReport()
+    if pool_id := folder.pool_id():
+        report = await Sweep(ledger).end_pool(pool_id)
+        if not report.left:
+            folder.forget()
+    return report
+
+
+class Keeper:
+    """The process that looks after one fleet, from its opening to its end.
+
+    Args:
+        folder: the fleet's folder.
+        ledger: the record of the machines.
+        clock: the time between two looks.
+    """
+
+    def __init__(self, folder: FleetFolder, ledger: Ledger, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._folder = folder
+        self._ledger = ledger
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Wait until the fleet has neither a client nor a living node, and end what is left of it."""
+        while self._folder.pool_id():
+            try:
+                pause_s = await self._look()
+            except Exception as error:  # a full disk or a provider's refusal passes, and machines may cost money
+                _say(f"{type(error).__name__}: {error}")
+                pause_s = _AGAIN_S
+            await self._clock.sleep(pause_s)
+
+    async def _look(self) -> float:
+        """Look at a fleet once; return the seconds until the next look."""
+        if self._folder.is_held():
+            return _TICK_S
+        record = self._read()
+        if record is not None and record.left is None and record.nodes:
+            self._note_left(record)
+            return _TICK_S
+        if await self._lives(record):
+            assert record is not None
+            # Its jobs may go on for longer than it is kept.
+            self._ledger.keep_pool(record.pool_id, Moment.after(record.keep_s + MARGIN_S))
+            return min(max(record.keep_s / 10, _TICK_S), _LONGEST_PAUSE_S)
+        if not self._folder.try_hold(as_keeper=True):
+            return _TICK_S
+        try:
+            if await self._lives(self._read()):  # a client has come and gone meanwhile
+                return _TICK_S
+            report = await end_fleet(self._folder, self._ledger)
+        finally:
+            self._folder.release()
+        for left in report.left:
+            _say(f"{left.entry.instance_id or left.entry.key} may be left: {left.reason}")
+        return _AGAIN_S if report.left else 0.0
+
+    def _read(self) -> FleetRecord | None:
+        """Return the record; None for one that cannot be read, whose machines are to end."""
+        try:
+            return self._folder.read()
+        except PoolStateError as error:
+            _say(str(error))
+            return None
+
+    def _note_left(self, record: FleetRecord) -> None:
+        """Note the end of a client that was killed."""
+        if self._folder.try_hold(as_keeper=True):
+            try:
+                if self._folder.read() == record:
+                    self._folder.write(replace(record, left=Moment.after()))
+                    self._ledger.keep_pool(record.pool_id, Moment.after(record.keep_s + MARGIN_S))
+            finally:
+                self._folder.release()
+
+    async def _lives(self, record: FleetRecord | None) -> bool:
+        """Return whether a node of the fleet lives, or may live."""
+        if record is None or not record.nodes:
+            return False
+        provider = make_provider(record.provider, record.settings)
+        try:
+            return any(await asyncio.gather(*(_node_lives(provider, node) for node in record.nodes)))
+        finally:
+            await provider.close()
+
+
+async def _node_lives(provider: Provider, node: KeptNode) -> bool:
+    """Return False for a node that is over: by the machine, by its provider, or by its hard cap."""
+    if node.started.left_s + node.config.timeout_s + MARGIN_S < 0:
+        return False
+    access = node.instance.access
+    assert access is not None  # it had a client
+    check = supervisor_check(node.environment, node.ready.pid, node.instance.id, may_be_wiped=access.boot_s > 0)
+    transport = access.open()
+    try:
+        done = await transport.run(check, timeout_s=_CHECK_S)
+    except (SkywardError, OSError) as error:
+        _say(f"node {node.rank} does not answer: {error}")
+    else:
+        return done.exit_code != SUPERVISOR_GONE
+    finally:
+        await transport.close()
+    try:
+        (seen,) = await provider.describe([node.instance.id])
+    except Exception as error:
+        _say(f"{provider.name} does not describe machine {node.instance.id}: {error}")
+        return True
+    return seen.state not in (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+    sys.stderr.flush()
+
+
+def main(name: str) -> None:
+    """Look after the fleet of that name, unless another process does."""
+    folder = FleetFolder(name)
+    with FileIO(folder.path / KEEPER_LOCK, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as lock:
+        if try_lock(lock.fileno()):
+            asyncio.run(Keeper(folder, Ledger.of_user()).run())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

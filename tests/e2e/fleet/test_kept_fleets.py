@@ -1,0 +1,188 @@
+"""Fleets that outlive their program: taken over as they are, changed in place, held by one client, ended in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import skyward as sky
+from skyward.cli import main
+from skyward.events import SkywardEvent
+from skyward.ledger.fleet_record import FleetFolder, FleetRecord
+from skyward.ledger.keeper import end_fleet
+from skyward.ledger.ledger import Ledger
+from support.eventually import eventually
+
+NAME = "llm"
+KEEPER_S = 30.0
+"""Longest time that a keeper takes to see that its fleet has ended, on a busy machine."""
+
+CLIENT = """
+import os, sys
+import skyward as sky
+with sky.ComputePool(provider=sky.Local(), nodes=2, name="llm", keep="10m", display="quiet"):
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@sky.compute
+def look() -> tuple[int, str]:
+    return os.getpid(), os.environ.get("COLOUR", "")
+
+
+@sky.compute
+def sleep(seconds: float) -> None:
+    import time
+
+    time.sleep(seconds)
+
+
+def kept_pool(**options: Any) -> sky.ComputePool:
+    given: dict[str, Any] = {"nodes": 2, "name": NAME, "keep": "10m", "display": "quiet"} | options
+    return sky.ComputePool(provider=sky.Local(), **given)
+
+
+def record() -> FleetRecord:
+    found = FleetFolder(NAME).read()
+    assert found is not None
+    return found
+
+
+def machines() -> list[str]:
+    return [node.instance.id for node in record().nodes]
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
+    for attempt in eventually(KEEPER_S):
+        with attempt:
+            assert not FleetFolder(NAME).has_keeper()
+    assert Ledger.of_user().open_entries() == ()
+
+
+def client() -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", CLIENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    return process
+
+
+def test_next_pool_has_the_machines_with_fresh_workers_and_what_leaving_says_is_true() -> None:
+    events: list[SkywardEvent] = []
+    with kept_pool(on_event=events.append) as pool:
+        first = look() @ pool
+        instances = [node.instance_id for node in pool.status.nodes]
+    (left,) = [event for event in events if isinstance(event, sky.events.Notice) and "is kept until" in event.message]
+
+    with kept_pool() as pool:
+        second = look() @ pool
+        assert [node.instance_id for node in pool.status.nodes] == instances == machines()
+    with sky.attach(NAME, display="quiet") as pool:
+        assert len(look() @ pool) == 2
+
+    assert "2 nodes, free" in left.message
+    assert f"`skyward down {NAME}`" in left.message
+    assert not {pid for pid, _ in first} & {pid for pid, _ in second}
+    assert {entry.owner and entry.owner.pid for entry in Ledger.of_user().open_entries()} == {os.getpid()}
+
+
+def test_what_can_be_changed_is_changed_on_the_machines_and_the_rest_is_refused_with_the_differences() -> None:
+    with kept_pool(env={"COLOUR": "red"}) as pool:
+        assert [colour for _, colour in look() @ pool] == ["red", "red"]
+    before = machines()
+
+    with pytest.raises(sky.ConfigurationError, match=r"other machines .*cpu: None there, 1 here.*timeout: 3600 .* 60"):
+        kept_pool(cpu=1, timeout=60).open()
+    with kept_pool(env={"COLOUR": "blue"}, concurrency=2, keep="5m") as pool:
+        assert [colour for _, colour in look() @ pool] == ["blue"] * 4
+
+    assert machines() == before
+    assert {node.config.keep_s for node in record().nodes} == {300.0}
+
+
+def test_fleet_grows_and_shrinks_to_what_its_next_client_asks_for() -> None:
+    with kept_pool(nodes=1):
+        pass
+    (head,) = machines()
+    with kept_pool(nodes=3) as pool:
+        assert len(look() @ pool) == 3
+    assert machines()[0] == head
+    with kept_pool(nodes=1):
+        pass
+    assert machines() == [head]
+
+
+def test_client_that_is_killed_leaves_its_fleet_and_a_call_that_ran_there_ends() -> None:
+    with client() as holder:
+        before = machines()
+        holder.kill()
+    with kept_pool() as pool:
+        assert len(look() @ pool) == 2
+        running = pool.submit(sleep, 600)
+    with kept_pool() as pool:
+        assert len(look() @ pool) == 2
+
+    assert isinstance(running.exception(), sky.PoolStateError)
+    assert machines() == before
+
+
+def test_second_client_is_told_who_has_the_fleet_and_may_take_it_over() -> None:
+    with client() as holder:
+        with pytest.raises(sky.PoolStateError, match=rf"process {holder.pid} on .* takeover=True"):
+            kept_pool().open()
+        before = machines()
+        with kept_pool(takeover=True) as pool:
+            assert len(look() @ pool) == 2
+            with pytest.raises(sky.PoolStateError, match="this process has the kept fleet"):
+                kept_pool(takeover=True).open()
+        holder.communicate("\n")
+
+    assert holder.returncode == 0
+    assert machines() == before
+
+
+def test_node_that_has_died_meanwhile_is_replaced_and_a_fleet_without_any_cannot_be_attached_to() -> None:
+    with kept_pool():
+        pass
+    before = record().nodes
+    os.kill(before[1].ready.pid, 9)
+    with kept_pool() as pool:
+        assert len(look() @ pool) == 2
+    after = record().nodes
+    for node in after:
+        os.kill(node.ready.pid, 9)
+    with pytest.raises(sky.PoolStateError, match="no node of the kept fleet"):
+        sky.attach(NAME, display="quiet").open()
+
+    assert after[0].instance.id == before[0].instance.id
+    assert after[1].instance.id != before[1].instance.id
+
+
+def test_when_its_time_is_over_nothing_of_it_is_left() -> None:
+    with kept_pool(keep="1s", nodes=1):
+        pass
+    for attempt in eventually(KEEPER_S):
+        with attempt:
+            assert Ledger.of_user().open_entries() == ()
+            assert FleetFolder(NAME).read() is None
+    with pytest.raises(sky.PoolStateError, match="no kept fleet"):
+        sky.attach(NAME)
+
+
+def test_down_ends_it_by_its_name_from_another_process() -> None:
+    with kept_pool(nodes=1):
+        pass
+    done = CliRunner().invoke(main, ["down", NAME], catch_exceptions=False)
+
+    assert (done.exit_code, FleetFolder(NAME).read()) == (0, None)
+    assert Ledger.of_user().open_entries() == ()
