@@ -13,8 +13,8 @@ from skyward.api.executor import PoolExecutor as PoolExecutor
 from skyward.api.multipool import MultiPool as MultiPool
 from skyward.api.offers import offers as offers
 from skyward.api.pool import ComputePool as ComputePool
-from skyward.api.streams import Stream as Stream
 from skyward.api.pool import attach as attach
+from skyward.api.streams import Stream as Stream
 from skyward.distributed.grace import EndNotice as EndNotice
 from skyward.distributed.grace import notice as notice
 from skyward.distributed.grace import on_notice as on_notice

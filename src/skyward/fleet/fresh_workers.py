@@ -9,6 +9,7 @@ from contextlib import suppress
 from skyward.wire.control import JobRunning, Message, UnfinishedJobs, WorkerRunning
 
 _TIMEOUT_S = 30.0
+_AGAIN_S = 0.5
 
 
 class FreshWorkers:
@@ -51,15 +52,18 @@ class FreshWorkers:
     async def replace(self, kill: Callable[[int, str], Awaitable[None]]) -> None:
         """Kill the processes without a job, and return once each worker has another one, or after half a minute."""
         await self._told.wait()
-        old = {worker: incarnation for worker, incarnation in self._running.items() if not self._jobs.get(worker)}
-        for worker, incarnation in old.items():
-            await kill(worker, incarnation)
+        old = dict(self._running)
         with suppress(TimeoutError):  # the workers' links say what is wrong
             async with asyncio.timeout(_TIMEOUT_S):
-                while any(
-                    self._running.get(worker) == old.get(worker)
+                while waiting := [
+                    worker
                     for worker in range(self._workers)
-                    if not self._jobs.get(worker)
-                ):
+                    if not self._jobs.get(worker) and self._running.get(worker) == old.get(worker)
+                ]:
                     self._changed.clear()
-                    await self._changed.wait()
+                    for worker in waiting:
+                        if worker in old:  # again and again: one that was between two jobs was spared
+                            await kill(worker, old[worker])
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_AGAIN_S):
+                            await self._changed.wait()

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -475,7 +476,7 @@ class Node:
     async def renew_workers(self) -> None:
         """Replace the worker processes of a node that was resumed, except of those that run a job."""
         assert self._fresh_workers is not None
-        await self._fresh_workers.replace(self.kill_worker)
+        await self._fresh_workers.replace(partial(self.kill_worker, spare_jobs=True))
         self._fresh_workers = None
 
     async def keep_for(self, seconds: float) -> None:
@@ -568,9 +569,9 @@ class Node:
         host, _, port = address.rpartition(":")
         return "{}:{}".format(*await self.transport.forward(host, int(port)))
 
-    async def kill_worker(self, worker: int, incarnation: str) -> None:
+    async def kill_worker(self, worker: int, incarnation: str, *, spare_jobs: bool = False) -> None:
         """Send SIGKILL to one worker, unless it is another incarnation by now; its supervisor restarts it."""
-        await self._connection.send(Kill(worker=worker, incarnation=incarnation))
+        await self._connection.send(Kill(worker=worker, incarnation=incarnation, spare_jobs=spare_jobs))
 
     async def fetch(self, order: Fetch) -> Fetched:
         """Have the node fetch a large argument from other nodes; return the result. Idempotent.

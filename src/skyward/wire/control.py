@@ -54,10 +54,17 @@ class Ping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Client to node: SIGKILL one worker, unless it has another incarnation by now. The node starts it again."""
+    """Client to node: SIGKILL one worker, unless it has another incarnation by now. The node starts it again.
+
+    Attributes:
+        worker: index of the worker on its node.
+        incarnation: its process.
+        spare_jobs: True to leave a process alone that runs a call of a job, or has claimed one.
+    """
 
     worker: int
     incarnation: str
+    spare_jobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

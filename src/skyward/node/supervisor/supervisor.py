@@ -233,7 +233,7 @@ class Supervisor:
             case RunService():
                 self._run_service(command)
             case Kill():
-                self._slots[command.worker].kill(command.incarnation)
+                self._slots[command.worker].kill(command.incarnation, spare_jobs=command.spare_jobs)
             case Fetch():
                 self._blobs.fetch(command, self._server.broadcast)
             case Keep():

@@ -172,10 +172,16 @@ class WorkerSlot:
         if self._process is not None and self._process.fork is not None:
             self._process.fork.send(order)
 
-    def kill(self, incarnation: str) -> None:
-        """Kill its process, unless that is another incarnation by now."""
-        if self._process is not None and self._process.incarnation == incarnation:
-            self._process.kill()
+    def kill(self, incarnation: str, *, spare_jobs: bool = False) -> None:
+        """Kill its process, unless that is another incarnation by now, or has a job that is to be spared."""
+        process = self._process
+        if process is None or process.incarnation != incarnation or (pid := process.pid) is None:
+            return
+        with suppress(ProcessLookupError):
+            # Stopped, so that it claims no job between the look and the end.
+            os.kill(pid, signal.SIGSTOP)
+            is_spared = spare_jobs and self._jobs.claims(incarnation)
+            os.kill(pid, signal.SIGCONT if is_spared else signal.SIGKILL)
 
     async def keep(self) -> None:
         """Run the worker, once it is ordered, until cancelled.
