@@ -40,6 +40,7 @@ NOTSENT_LOWAT: Final = 25 if sys.platform == "linux" else 0x201
 _PROC: Final = Path("/proc")
 _EPOLLIN: Final = 1
 _M_TRIM_THRESHOLD: Final = -1
+_OLD_GLIBCS_BLOCK_BYTES: Final = 32 << 20
 _M_MMAP_THRESHOLD: Final = -3
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -118,21 +119,18 @@ def socket_path(folder: Path, name: str) -> Generator[str]:
             yield str(link / name)
 
 
-def keep_freed_memory(block_bytes: int, nbytes: int) -> None:
-    """Have this process use freed memory again: blocks of up to ``block_bytes``, and ``nbytes`` at the end of its heap.
+def keep_freed_memory(block_bytes: int) -> None:
+    """Have this process use freed memory again: blocks of up to ``block_bytes``, and twice that at the end of its heap.
 
-    By default glibc returns such memory to the kernel, which clears every page of it again at its next use. Other C
-    libraries ignore this.
-
-    Args:
-        block_bytes: size of the largest block to keep, at most 32 MiB.
-        nbytes: free memory at the end of the heap from which it is returned.
+    By default glibc returns such memory to the kernel, which clears every page of it again at its next use. Before
+    version 2.35 it keeps blocks of up to 32 MiB. Other C libraries ignore this.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):
             set_option = ctypes.CDLL(None).mallopt
-            set_option(_M_MMAP_THRESHOLD, block_bytes)
-            set_option(_M_TRIM_THRESHOLD, nbytes)
+            if not set_option(_M_MMAP_THRESHOLD, block_bytes):
+                set_option(_M_MMAP_THRESHOLD, _OLD_GLIBCS_BLOCK_BYTES)
+            set_option(_M_TRIM_THRESHOLD, 2 * block_bytes)
 
 
 def return_freed_memory() -> None:

@@ -87,3 +87,25 @@ def test_a_locked_file_is_not_locked_a_second_time(tmp_path: Path) -> None:
         assert not platform.try_lock(second.fileno())
         first.close()
         assert platform.try_lock(second.fileno())
+
+
+_FREED = """
+import psutil
+from skyward.base import platform
+platform.keep_freed_memory(16 << 20)
+resident = lambda: psutil.Process().memory_info().rss >> 20
+before = resident()
+block = bytearray(12 << 20)
+del block
+kept = resident() - before
+platform.return_freed_memory()
+print(kept, resident() - before)
+"""
+
+
+@pytest.mark.skipif("not sys.platform.startswith('linux')", reason="a C library that keeps memory by its own rules")
+def test_freed_memory_is_kept_until_it_is_returned() -> None:
+    output = subprocess.run([sys.executable, "-c", _FREED], check=True, capture_output=True, text=True, timeout=60)
+    kept, left = map(int, output.stdout.split())
+    assert kept >= 11
+    assert left <= 2

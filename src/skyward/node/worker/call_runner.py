@@ -88,9 +88,10 @@ _RESULTS_PER_ITEM = 1024
 _PAUSE_S = 0.05
 """Seconds between two looks at a bound, or at kept mappings."""
 # Calls use freed memory again. By glibc's defaults the kernel took it back and cleared it for the next one: 14,000 page
-# faults for a forest of 500 trees instead of 150, and 4 to 6 % more processor time (docs/benchmarks.md).
-_KEPT_BLOCK_BYTES = 32 << 20
-_KEPT_FREE_BYTES = 64 << 20
+# faults for a forest of 500 trees instead of 150, and 4 to 6 % more processor time; 18 % more for a search whose blocks
+# have 133 MB (docs/benchmarks.md). A share of the worker's memory, as a heap of large blocks has large gaps.
+_KEPT_BLOCKS_BYTES = (32 << 20, 192 << 20)
+_KEPT_BLOCK_SHARE = 64
 _IDLE_S = 1.0
 """Seconds without a call after which freed memory goes back to the machine."""
 
@@ -338,7 +339,7 @@ class CallRunner:
                     self._wait()
                     continue
                 if not self._keeps_memory:
-                    keep_freed_memory(_KEPT_BLOCK_BYTES, _KEPT_FREE_BYTES)
+                    keep_freed_memory(kept_block_bytes(self.memory_limit_bytes))
                     self._keeps_memory = True
                 if self._results:  # the next call may take hours
                     self._outlet.flush_later()
@@ -772,6 +773,12 @@ class CallRunner:
             raise _MissingBlobsError([str(gone)]) from None
         data = views.pop(0) if payload.data_blob else payload.data
         return unpack_call_with_main(data, views)
+
+
+def kept_block_bytes(memory_limit_bytes: int) -> int:
+    """Return the size of the largest freed blocks that a worker with this limit keeps for its next calls; 0 is none."""
+    least, most = _KEPT_BLOCKS_BYTES
+    return min(max(least, memory_limit_bytes // _KEPT_BLOCK_SHARE), most)
 
 
 @contextmanager

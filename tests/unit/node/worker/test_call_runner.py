@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyward.node.worker.call_mark import RUNNING, WATCHED, Mark, blank_mark
-from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction
+from skyward.node.worker.call_runner import CallRunner, ReceivedCall, ReceivedSources, SentFunction, kept_block_bytes
 from skyward.node.worker.output import CallOutput
 from skyward.node.worker.shared_results import SharedResults
 from skyward.shipping.pickling import LARGE_BYTES, LARGE_HERE_BYTES, pack
@@ -176,6 +176,11 @@ def test_a_result_lies_in_memory_that_the_client_shares_where_there_is_some(tmp_
         assert len([*tmp_path.iterdir()]) == segments
         assert [type(item) for item in outlet.items] == ([CallResult] if segments else [SmallResults])
         SharedResults(tmp_path, "result-0-").clear()
+
+
+@pytest.mark.parametrize(("limit_gib", "block_mib"), [(0, 32), (1, 32), (4, 64), (12, 192), (1000, 192)])
+def test_a_worker_keeps_freed_blocks_by_its_memory(limit_gib: int, block_mib: int) -> None:
+    assert kept_block_bytes(limit_gib << 30) == block_mib << 20
 
 
 def test_a_call_of_a_client_that_is_gone_answers_nobody() -> None:
