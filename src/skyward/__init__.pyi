@@ -16,6 +16,7 @@ from skyward.api.pool import ComputePool as ComputePool
 from skyward.api.pool import attach as attach
 from skyward.api.streams import Stream as Stream
 from skyward.distributed.grace import EndNotice as EndNotice
+from skyward.distributed.grace import checkpoint_folder as checkpoint_folder
 from skyward.distributed.grace import notice as notice
 from skyward.distributed.grace import on_notice as on_notice
 from skyward.distributed.runtime import DistributedSampler as DistributedSampler

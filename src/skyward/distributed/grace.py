@@ -29,6 +29,8 @@ __all__ = ["CallGrace", "EndNotice", "checkpoint_folder", "notice", "on_notice"]
 _LEAD_SHARE = 0.1
 """Part of a call's timeout that is left when its notice is given, unless the call has a ``grace``."""
 _LOOK_S = 0.5
+_LONGEST_LOOKS = 4
+"""Looks at a folder that never rests after which its content is reported all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ class CallGrace:
         checkpoints: folder of the calls' checkpoints, on the node's disk.
         running: returns the id of the running call; 0 while none runs.
         report: called with the id of a call and the name of its checkpoint folder, when that is made, and whenever its
-            content has changed and is at rest.
+            content has changed and is at rest, or does not rest.
         heed: called with True while the running call has handlers that a node which ends waits for, else with False.
     """
 
@@ -298,11 +300,12 @@ class CallGrace:
 
     def _watch(self, call: _GracedCall, folder: Path, reported: _Content) -> None:
         """Report the folder's content each time that it has changed and is at rest, until the call is over."""
-        seen = reported
+        seen, looks = reported, 0
         while not call.over.wait(_LOOK_S):
             content = _content(folder)
-            if content == seen and content != reported:
-                reported = content
+            looks = looks + 1 if content != reported else 0
+            if looks and (content == seen or looks >= _LONGEST_LOOKS):
+                reported, looks = content, 0
                 self._report(call.id, call.checkpoint)
             seen = content
 

@@ -299,6 +299,11 @@ class Node:
         """Return the reader of the files in that folder."""
         return NodeFiles(self.transport, python=self._environment.python, folder=self.files, node=self.rank)
 
+    def files_in(self, folder: str) -> NodeFiles:
+        """Return the reader of the files in another folder, whose name in the node's own is given."""
+        where = f"{self.access.workdir}/{folder}"
+        return NodeFiles(self.transport, python=self._environment.python, folder=where, node=self.rank)
+
     @property
     def ready(self) -> NodeReady:
         """The node's ports and size; raises :class:`~skyward.errors.PoolStateError` before it has started."""

@@ -18,6 +18,7 @@ from skyward.base.platform import allocate_memory
 from skyward.errors import PoolStateError, SerializationError, WorkerLostError
 from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.log_files import record_line
+from skyward.fleet.checkpoints import Checkpoint
 from skyward.hidden_frames import hide_frames, is_explained
 from skyward.scheduling.dispatch_and_retries import CallState, WorkerId
 from skyward.scheduling.mapped_results import MappedResults
@@ -472,6 +473,7 @@ class LiveCall(CallState):
         shipping: token of the shipment under way; None if there is none.
         work: the piece of work that it counts for; None while it has not come in.
         trace: receiver of what happens to the call; None without telemetry.
+        checkpoint: copy of its checkpoints; None while it has none.
     """
 
     label: str
@@ -495,6 +497,7 @@ class LiveCall(CallState):
     shipping: object = None
     work: WorkCount | None = None
     trace: CallTrace | None = None
+    checkpoint: Checkpoint | None = None
 
     @property
     def name(self) -> str:
@@ -668,6 +671,8 @@ class CallTable:
                 raw.shown = call.incoming.shown
             if call.trace is not None:
                 call.trace.ended(call, raw)
+            if call.checkpoint is not None:
+                call.checkpoint.drop()
             call.sink.deliver(call.index, raw)
 
     def _count_failure(self, call: LiveCall, error: messages.PackedError | Exception) -> None:

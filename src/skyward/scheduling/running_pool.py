@@ -289,6 +289,7 @@ class RunningPool:
             subscribed=self._parts.subscribed,
             observer=self._parts.observer,
             elastic=request.elastic is not None,
+            checkpoints=folder and folder / "checkpoints",
         )
         to_close.push_async_callback(self._end_calls)
         to_close.callback(fleet.close)

@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 import random
+import shutil
 import ssl
 import threading
 from bisect import bisect_left
@@ -20,6 +21,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, assert_never, cast
 
 from skyward import events as ev
@@ -30,6 +32,7 @@ from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events.bus import Courier, EventBus
 from skyward.events.log_files import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
+from skyward.fleet.checkpoints import Checkpoint
 from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.fleet.topology import separation
 from skyward.market.autoscale import Workload
@@ -112,6 +115,7 @@ class Scheduler:
         subscribed: callbacks that receive everything on the bus already.
         observer: receiver of the calls; None without telemetry.
         elastic: True if calls wait for a node where there is none.
+        checkpoints: folder here for copies of calls' checkpoints; None keeps none.
 
     Attributes:
         links: links to the workers of attached nodes, by id.
@@ -132,6 +136,7 @@ class Scheduler:
         subscribed: tuple[ev.Callback, ...] = (),
         observer: CallObserver | None = None,
         elastic: bool = False,
+        checkpoints: Path | None = None,
     ) -> None:
         self.links: dict[WorkerId, WorkerLink] = {}
         self.places: tuple[WorkerId, ...] = ()
@@ -140,15 +145,14 @@ class Scheduler:
         self._thread = thread
         self._services = services
         self._bus = bus
-        self._tls = tls
-        self._workers_per_node = workers_per_node
+        self._tls, self._workers_per_node = tls, workers_per_node
         self._elastic = elastic
         self._dispatch = Dispatch()
         # Submission, from any thread.
         self._functions = functions or FunctionCache()
         self._large_bytes = large_bytes
         self._subscribed = subscribed
-        self._observer = observer
+        self._observer, self._checkpoints = observer, checkpoints
         self._ids = itertools.count(1)
         self._numbers = CallNumbers()
         self._waiting: deque[LiveCall] = deque()
@@ -435,6 +439,8 @@ class Scheduler:
         closing = [link.close() for link in self.links.values()]
         closing += [node.blobs.close() for node in {link.node for link in self.links.values()}]
         await asyncio.gather(*self._tasks, *closing, return_exceptions=True)
+        if self._checkpoints is not None:
+            await asyncio.to_thread(shutil.rmtree, self._checkpoints, ignore_errors=True)
 
     # --- dispatch's orders --------------------------------------------------------------------------------------------
 
@@ -474,11 +480,55 @@ class Scheduler:
                 continue
             if call.trace is not None:
                 call.trace.sent(link.id)
-            if not call.blobs or link.hold_present(call):
+            if call.checkpoint is not None and not call.checkpoint.is_on(link.node.handle):
+                self._spawn(self._bring_checkpoint(link, call, call.checkpoint))
+            elif not call.blobs or link.hold_present(call):
                 ready.append(call)
             else:
                 self._spawn(link.ship(call, self._fail))
         link.send_calls(ready)
+
+    async def _bring_checkpoint(self, link: WorkerLink, call: LiveCall, checkpoint: Checkpoint) -> None:
+        """Put a call's checkpoint onto the node of its next run; send the call, unless it was taken away meanwhile.
+
+        If that fails while the node lives, as on a full disk, the call begins without it.
+        """
+        token = call.shipping = object()
+        incarnation, rank = link.incarnation, link.id.node
+        try:
+            count = await checkpoint.move(link.node.handle)
+        except (SkywardError, OSError) as error:
+            lost = f"{call.name} begins without its checkpoint, which could not be put onto node {rank}: {error}"
+            self._bus.publish(ev.Error(lost, link.node.handle.instance.id))
+        else:
+            if count:
+                self._bus.publish(ev.Notice(f"{call.name} continues from its checkpoint on node {rank}"))
+        if call.shipping is not token or link.incarnation != incarnation:
+            return
+        if not call.blobs or link.hold_present(call):
+            call.shipping = None
+            link.send_calls([call])
+        else:
+            await link.ship(call, self._fail)
+
+    def _note_checkpoint(self, link: WorkerLink, item: messages.CheckpointWritten) -> None:
+        """Have what a call has written into its folder of checkpoints copied here."""
+        call = self.calls.unfinished.get(item.call_id)
+        if call is None or call.worker != link.id or self._checkpoints is None:
+            return
+        checkpoint = call.checkpoint
+        if checkpoint is None or checkpoint.name != item.name or not checkpoint.is_on(link.node.handle):
+            report = partial(self._report_checkpoint, call.name, link)
+            checkpoint = Checkpoint(item.name, link.node.handle, self._checkpoints, report=report)
+            if (earlier := call.checkpoint) is not None:
+                earlier.drop()
+            call.checkpoint = checkpoint
+            call.header = replace(call.header or messages.CallHeader(), checkpoint=item.name)
+        checkpoint.refresh()
+
+    def _report_checkpoint(self, call: str, link: WorkerLink, reason: str) -> None:
+        text = f"the checkpoint of {call} cannot be copied here, and is lost with its node: {reason}"
+        self._bus.publish(ev.Error(text, link.node.handle.instance.id))
 
     def _fail(self, call: LiveCall, raw: RawOutcome) -> None:
         actions = self._dispatch.finished([(call.id, 0.0)], self._loop.time())
@@ -900,7 +950,7 @@ class Scheduler:
                 self._spawn(self._renew(link, link.incarnation))
                 self._restart(item.call_ids, item.why)
             case messages.CheckpointWritten():
-                pass
+                self._note_checkpoint(link, item)
             case _:
                 assert_never(item)
 

@@ -241,6 +241,58 @@ def test_a_preempted_node_is_replaced_no_call_is_lost_and_the_bill_is_right(
     check_the_bill(seen)
 
 
+@sky.compute(retries=1)
+def train(notes: str, steps: int) -> tuple[int, str]:
+    """Train from the last checkpoint; write one every 25 steps, and one when the machine is taken back."""
+    folder = sky.checkpoint_folder()
+    state = folder / "state"
+    begin = int(state.read_text()) if state.exists() else 0
+    saved = "regularly"
+    for step in range(begin, steps):
+        time.sleep(0.05)
+        with open(notes, "a", encoding="utf-8") as file:
+            file.write(f"{os.environ['SKYWARD_INSTANCE']} {step}\n")
+        preempted = (end := sky.notice()) is not None and end.kind == "preemption"
+        if (step + 1) % 25 == 0 or (preempted and saved == "regularly"):
+            saved = "on notice" if preempted else "regularly"
+            (folder / "next").write_text(str(step + 1))
+            (folder / "next").rename(state)
+            if preempted:
+                time.sleep(600)  # nothing is done that would be lost
+    return begin, os.environ["SKYWARD_INSTANCE"]
+
+
+# In `make test`: e2e/calls/test_checkpoints.py, on nodes of this machine.
+@pytest.mark.full
+@pytest.mark.parametrize("notice_s", [NOTICE_S, 0.0], ids=["with notice", "without"])
+def test_a_preempted_training_continues_from_its_checkpoint_on_another_machine(
+    start: Start, tmp_path: Path, ssh_cache: Path, notice_s: float
+) -> None:
+    ec2, seen, notes = start(ssh_cache), Seen(), tmp_path / "notes"
+
+    def ran() -> list[tuple[str, int]]:
+        rows = [line.split() for line in notes.read_text(encoding="utf-8").splitlines()] if notes.exists() else []
+        return [(machine, int(step)) for machine, step in rows]
+
+    with open_pool(ec2, seen, 2) as pool:
+        training = pool.submit(train, str(notes), 150)
+        victim = eventually(lambda: next((machine for machine, step in ran() if step == 80), None))
+        ec2.preempt(victim, in_s=notice_s)
+        begin, machine = training.result(timeout=DEADLINE_S)
+    nothing_is_left(ec2)
+
+    first = [step for each, step in ran() if each == victim]
+    assert machine != victim
+    assert first == list(range(len(first)))
+    assert [step for each, step in ran() if each == machine] == list(range(begin, 150))
+    if notice_s:
+        assert begin == len(first), "it has saved its work on the notice: no step is lost"
+        assert [event.instance_id for _, event in seen.of(InstancePreempted)] == [victim]
+    else:
+        assert begin in (50, 75), "no step is lost but those since the last checkpoint that was copied"
+    assert [each for _, each in seen.of(Notice) if "train#0 continues from its checkpoint" in each.message]
+
+
 def check_the_bill(seen: Seen) -> None:
     """Every second of every machine, from asking for it to its confirmed end, and no other."""
     (began, _), (again, _) = seen.of(InstanceLaunching)

@@ -166,7 +166,7 @@ class Supervisor:
             all_ended = await end_all(self._config.instance_id)
             await self._devices.release()  # while the client waits: next, it may kill this process
             await self._volumes.release()
-            _remove_folders(plan)
+            _remove_folders(plan, checkpoints=not self._is_followed)
             await self._server.close()
             if not self._is_followed:
                 if all_ended:
@@ -401,8 +401,9 @@ class Supervisor:
         kill_all(self._config.instance_id)
 
 
-def _remove_folders(plan: NodePlan) -> None:
-    for folder in {plan.ready.blob_dir, plan.ready.blob_dir_disk, plan.worker_folder}:
+def _remove_folders(plan: NodePlan, *, checkpoints: bool) -> None:
+    folders = {plan.ready.blob_dir, plan.ready.blob_dir_disk, plan.worker_folder}
+    for folder in {*folders, plan.checkpoints} if checkpoints else folders:
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:
