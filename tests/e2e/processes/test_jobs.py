@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import CancelledError
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,13 @@ async def test_calls_of_jobs_run_and_leave_values_errors_and_lines(node: JobNode
     assert {message.job for message in told} == {"", *(f"many/{index}" for index in range(21))}
 
 
+async def test_the_name_of_a_job_that_was_forgotten_can_be_used_again(node: JobNode) -> None:
+    for number in (-1, -2):
+        node.spawn("again", Invocation(fn=abs, args=(number,)))
+        assert await node.value("again") == -number
+        node.store.forget("again")
+
+
 async def test_a_job_goes_on_without_a_client_which_learns_of_it_when_it_comes_back(
     node: JobNode, tmp_path: Path
 ) -> None:
@@ -225,8 +234,18 @@ async def test_limits_end_a_call_for_good(node: JobNode) -> None:
         await node.value("slow")
 
 
-async def test_a_running_job_that_is_cancelled_ends_at_once(node: JobNode, tmp_path: Path) -> None:
-    node.spawn("endless", Invocation(fn=note, args=(str(tmp_path / "ran"), 600.0)))
+def hold(path: str) -> None:
+    """Leave a line, and hold the interpreter's lock for ever."""
+    note(path)
+    re.match(r"(a+)+b", "a" * 100)
+
+
+CALLS = {"sleeps": Invocation(fn=note, args=(600.0,)), "holds the lock": Invocation(fn=hold)}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_a_running_job_that_is_cancelled_ends_at_once(node: JobNode, tmp_path: Path, call: Invocation) -> None:
+    node.spawn("endless", replace(call, args=(str(tmp_path / "ran"), *call.args)))
     await until(lambda: bool(runs(tmp_path / "ran")))
     began_s = time.monotonic()
 

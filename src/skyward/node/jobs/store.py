@@ -166,6 +166,7 @@ class JobStore:
         self._folder = folder
         # What is over stays over: it is not looked at again.
         self._over: set[tuple[str, str]] = set()
+        self._settled: dict[str, int] = {}
         self._candidates: deque[Path] = deque()
 
     # --- the client -------------------------------------------------------------------------------------------------
@@ -189,19 +190,19 @@ class JobStore:
             part.unlink()
 
     def cancel(self, job: str, index: int) -> bool:
-        """Cancel a call. Return True if it runs: its worker ends it once it looks. Idempotent."""
+        """Cancel a call. Return True if it runs: the supervisor ends it, once it is woken. Idempotent."""
         call = self._find(job, index)
         if call.state is JobState.OVER:
             return False
         call.path.joinpath("cancelled").touch(mode=0o600)
         if call.state is JobState.WAITING and (claim := _claim(call, _NO_WORKER, "")) is not None:
-            self.end_cancelled(claim)
+            self._end_cancelled(claim)
         call = CallFolder(call.path)  # a worker may have claimed it meanwhile
         if call.state is not JobState.RUNNING:
             return False
         claim = call.claim()
         if claim.worker == _NO_WORKER:  # of a process that died in between
-            self.end_cancelled(claim)
+            self._end_cancelled(claim)
         return claim.worker != _NO_WORKER
 
     def states(self, job: str = "") -> dict[str, dict[str, dict[str, Any]]]:
@@ -275,10 +276,6 @@ class JobStore:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def is_cancelled(self, claim: Claim) -> bool:
-        """Return whether a claimed call was cancelled."""
-        return (self._path(claim.job, claim.index) / "cancelled").exists()
-
     def finish(self, claim: Claim, outcome: JobOutcome) -> bool:
         """Store the outcome of a run; return False if the run was ended for its worker's death before."""
         return self._end(claim, outcome_parts(outcome))
@@ -289,6 +286,11 @@ class JobStore:
 
     # --- the supervisor ---------------------------------------------------------------------------------------------
 
+    def look_again(self) -> None:
+        """Forget what was found to be over: a job of the same name may have taken its place. Thread-safe."""
+        self._over.clear()
+        self._settled.clear()
+
     def open_wake(self) -> int:
         """Return a descriptor that can be read once :meth:`wake` was called. Makes the store's folder."""
         path = self._folder / _WAKE
@@ -296,10 +298,6 @@ class JobStore:
         with suppress(FileExistsError):
             os.mkfifo(path, 0o600)
         return os.open(path, os.O_RDWR | os.O_NONBLOCK)  # without a writer of its own, it would be at its end for ever
-
-    def look_again(self) -> None:
-        """Forget what was found to be over: a job of the same name may have taken its place."""
-        self._over.clear()
 
     def unfinished(self) -> int:
         """Return the number of calls that wait or run here."""
@@ -309,6 +307,11 @@ class JobStore:
         """Return the claims of calls that run, of one process or of all."""
         running = (call.claim() for call in self._unfinished() if call.state is JobState.RUNNING)
         return [claim for claim in running if incarnation in ("", claim.incarnation)]
+
+    def is_to_end(self, claim: Claim) -> bool:
+        """Return whether a call is cancelled and still runs."""
+        call = CallFolder(self._path(claim.job, claim.index))
+        return "cancelled" in call.names and call.state is JobState.RUNNING and call.attempt == claim.attempt
 
     def facts(self, claim: Claim) -> Mapping[str, Any]:
         """Return the facts about a claimed call: its ``retries``, ``timeout_s``, ``memory_bytes`` and names."""
@@ -327,7 +330,7 @@ class JobStore:
             if name.startswith(_PART):  # half an outcome
                 (call.path / name).unlink(missing_ok=True)
         if "cancelled" in call.names:
-            self.end_cancelled(claim)
+            self._end_cancelled(claim)
             return False
         if not final and claim.attempt <= self.facts(claim)["retries"]:
             return self._end(claim, [_AGAIN])
@@ -344,8 +347,7 @@ class JobStore:
         finally:
             part.unlink()
 
-    def end_cancelled(self, claim: Claim) -> None:
-        """End a run that was cancelled, or will not begin for that."""
+    def _end_cancelled(self, claim: Claim) -> None:
         runs = claim.attempt - (claim.worker == _NO_WORKER)
         message = f"job {claim.job} was cancelled"
         outcome = JobOutcome(end=JobEnd.CANCELLED, node=-1, worker=claim.worker, attempt=runs, message=message)
@@ -373,14 +375,24 @@ class JobStore:
         return []
 
     def _unfinished(self) -> Iterator[CallFolder]:
-        for key in [(job, name) for job in self._jobs() for name in self._indices(job)]:
-            if key in self._over:
+        for job in self._jobs():
+            with suppress(FileNotFoundError):  # it was removed
+                # The time at which a call was added last: a supervisor looks once a second, and a job may have 10,000.
+                stamp = self._folder.joinpath(job).stat().st_mtime_ns
+                if self._settled.get(job) != stamp:
+                    yield from self._unfinished_of(job)
+                    if all((job, name) in self._over for name in self._indices(job)):
+                        self._settled[job] = stamp
+
+    def _unfinished_of(self, job: str) -> Iterator[CallFolder]:
+        for name in self._indices(job):
+            if (job, name) in self._over:
                 continue
-            call = CallFolder(self._folder.joinpath(*key))
+            call = CallFolder(self._folder / job / name)
             if call.state in _UNFINISHED:
                 yield call
             elif call.state is JobState.OVER:
-                self._over.add(key)
+                self._over.add((job, name))
 
     def _facts_of(self, job: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for name in self._indices(job):

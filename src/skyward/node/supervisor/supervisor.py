@@ -359,6 +359,8 @@ class Supervisor:
     def _jobs_changed(self, wake: int) -> None:
         os.read(wake, _WAKE_BYTES)
         self._jobs.look_again()
+        for slot in self._slots:
+            slot.end_cancelled()
         self._look_for_jobs()
 
     def _look_for_jobs(self) -> None:

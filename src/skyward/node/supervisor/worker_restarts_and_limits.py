@@ -172,6 +172,16 @@ class WorkerSlot:
         if self._process is not None and self._process.fork is not None:
             self._process.fork.send(order)
 
+    def end_cancelled(self) -> None:
+        """Kill its process if that runs a call of a job that was cancelled."""
+        process = self._process
+        if process is None or (pid := process.pid) is None:
+            return
+        for claim in filter(self._jobs.is_to_end, self._jobs.claims(process.incarnation)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)  # as in _enforce_limits
+                os.kill(pid, signal.SIGKILL if self._jobs.is_to_end(claim) else signal.SIGCONT)
+
     def kill(self, incarnation: str, *, spare_jobs: bool = False) -> None:
         """Kill its process, unless that is another incarnation by now, or has a job that is to be spared."""
         process = self._process

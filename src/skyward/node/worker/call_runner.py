@@ -365,6 +365,8 @@ class CallRunner:
 
     def look_for_jobs(self) -> None:
         """Look for calls of jobs once the queue is empty."""
+        if self.jobs is not None:
+            self.jobs.look_again()
         with self._lock:
             self._jobs_wait = True
         self.wake()
@@ -402,8 +404,7 @@ class CallRunner:
         with self._lock:
             self.running, self._current, self._client = call.id, call, self._clients
             self._leave_rest()
-        if not self.jobs.begin(claim):
-            return
+        self.jobs.begin(claim)
         try:
             call.job = self.jobs.read(claim)
             call.function.label = call.job.label

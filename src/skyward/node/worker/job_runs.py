@@ -46,10 +46,13 @@ class WorkerJobs:
         self._incarnation = incarnation
         self._report = report
         self._end_process = end_process
-        self._claim: Claim | None = None
         self._name = ""
         self._lines: KeptLines | None = None
         self._joined = Reassembler()
+
+    def look_again(self) -> None:
+        """See :meth:`~skyward.node.jobs.store.JobStore.look_again`. Thread-safe."""
+        self._store.look_again()
 
     def claim(self) -> Claim | None:
         """Claim a call that waits; None if there is none, or the folder cannot be used."""
@@ -59,23 +62,11 @@ class WorkerJobs:
             log.exception("the node's jobs cannot be read")
             return None
 
-    def is_cancelled(self) -> bool:
-        """Return whether the call that runs was cancelled. Thread-safe."""
-        claim = self._claim
-        return claim is not None and self._store.is_cancelled(claim)
-
-    def begin(self, claim: Claim) -> bool:
-        """Tell the client that a call is about to run; return False if it was cancelled, and is over."""
-        self._claim = claim
-        # Only now: from here on, whoever cancels it finds that it runs here.
-        if self._store.is_cancelled(claim):
-            self._claim = None
-            self._store.end_cancelled(claim)
-            return False
+    def begin(self, claim: Claim) -> None:
+        """Tell the client that a call is about to run."""
         self._name = claim.name
         self._lines = KeptLines(self._store.output_folder(claim), lambda write: write())
         self._report(JobRunning(worker=self._worker, incarnation=self._incarnation, job=claim.name))
-        return True
 
     def read(self, claim: Claim) -> JobCall:
         """Return a claimed call.
@@ -124,7 +115,6 @@ class WorkerJobs:
         except OSError as error:
             error.add_note(f"the result of {claim.name} could not be stored on node {self._config.node}")
             self._finish(claim, pack_error(error), seconds)
-        self._claim = None
         self._report(JobRunning(worker=self._worker, incarnation=self._incarnation, job=""))
 
     def _finish(self, claim: Claim, result: Packed | PackedError, seconds: float) -> None:
@@ -143,5 +133,7 @@ class WorkerJobs:
 
     def renew(self, claim: Claim, why: str) -> NoReturn:
         """Give a call back that has not begun, and end this process, as it needs a fresh one."""
+        if self._lines is not None:
+            self._lines.close()
         self._store.give_back(claim)
         self._end_process(f"{claim.name} needed a fresh process: {why}")

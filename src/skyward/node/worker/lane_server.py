@@ -342,11 +342,7 @@ class LaneServer:
             self.flush_soon()
         running = self.runner.running
         if isinstance(item, CancelCalls) and running in item.call_ids:
-            self.end_call(running)
-
-    def end_call(self, call_id: int) -> None:
-        """End a running call, with this process."""
-        self._loop.call_soon_threadsafe(self._begin_end, call_id)
+            self._loop.call_soon_threadsafe(self._begin_end, running)
 
     def _begin_end(self, call_id: int) -> None:
         self._spawn(self._end_worker(call_id))

@@ -100,8 +100,7 @@ class Worker:
         self._lane = self._lane_loop.call(self._open_lane(worker_log, mark))
         self._lane.output.install()
         self._lane.runner.memory_limit_bytes = plan.memory_limit_bytes
-        self._jobs = WorkerJobs(plan, number, incarnation, self._report_job, self._end_process)
-        self._lane.runner.jobs = self._jobs
+        self._lane.runner.jobs = WorkerJobs(plan, number, incarnation, self._report_job, self._end_process)
         host = WorkerHost(
             name=f"node{plan.config.node}-worker{number}",
             address=plan.ready.guests[number],
@@ -169,7 +168,7 @@ class Worker:
                     case EndComing() as order:
                         self._lane.runner.grace.announce(EndNotice(kind=order.kind, at=order.at))
                     case LookForJobs():
-                        self._look_for_jobs()
+                        self._lane.runner.look_for_jobs()
                     case unexpected:
                         raise TypeError(f"a worker takes no {unexpected!r}")
         except BaseException:  # user code has closed or replaced the descriptor
@@ -179,13 +178,6 @@ class Worker:
         end_with_supervisor(
             self._plan.ready.pid, zygote, instance_id=config.instance_id, folder=self._plan.ready.blob_dir
         )
-
-    def _look_for_jobs(self) -> None:
-        runner = self._lane.runner
-        runner.look_for_jobs()
-        running = runner.running  # read before: another call may run next
-        if running < 0 and self._jobs.is_cancelled():
-            self._lane.end_call(running)
 
     def _leave_connections(self) -> None:
         """Close this worker's sockets in a forked child."""

@@ -148,10 +148,11 @@ def test_a_running_call_that_is_cancelled_ends_with_its_worker(tmp_path: Path) -
     claim = _claim(store)
 
     assert store.cancel("run", 0)
-    assert store.is_cancelled(claim)
+    assert store.is_to_end(claim)
     assert not store.release(claim, _loss(claim))
 
     assert _state(store) == JobEnd.CANCELLED
+    assert not store.is_to_end(claim)
 
 
 def test_a_call_that_is_over_stays_as_it_is_when_it_is_cancelled(tmp_path: Path) -> None:
