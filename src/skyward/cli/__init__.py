@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from skyward.cli._logs import logs
-from skyward.cli._machines import down, ls, sweep, top
+from skyward.cli._machines import down, keep_longer, ls, sweep, top
 from skyward.cli._offers import offers
 from skyward.cli._setup import clean, doctor, env
+from skyward.ledger.keeper import start_keepers
 from skyward.request.distribution_names import DISTRIBUTION
 
 __all__ = ["main"]
@@ -20,7 +21,8 @@ def main() -> None:
 
     Exit codes: 0, success; 1, something failed or is left over; 2, wrong usage.
     """
+    start_keepers()
 
 
-for command in (clean, doctor, down, env, logs, ls, offers, sweep, top):
+for command in (clean, doctor, down, env, keep_longer, logs, ls, offers, sweep, top):
     main.add_command(command)

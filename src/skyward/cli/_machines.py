@@ -19,14 +19,19 @@ from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, moment, money, provider_options
 from skyward.display.tables import PoolView
 from skyward.display.words import plural
+from skyward.errors import SkywardError
 from skyward.events.snapshot import PoolSnapshot
-from skyward.ledger.fleet_record import FleetFolder, kept_fleets
+from skyward.fleet.kept import keep_for
+from skyward.ledger.fleet_record import FleetFolder, kept_fleets, no_such_fleet
+from skyward.ledger.job_folders import job_folders
 from skyward.ledger.keeper import end_fleet
 from skyward.ledger.ledger import Ledger, LedgerEntry
 from skyward.ledger.ownership import is_in_use, known_folders
 from skyward.ledger.sweep import Presence, Sweep, SweepReport, Unknown, look_up, settings_text
 from skyward.providers.base import InstanceState
 from skyward.providers.registry import provider_settings
+from skyward.request.checks import duration
+from skyward.request.request import fleet_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,7 +59,9 @@ def ls(*, everything: bool, providers: Providers) -> Answer:
 
     presence = asyncio.run(look_up(ledger, recorded(), listed=listed))
     entries, now = recorded(), time.time()
+    fleets = [] if providers.names else [_fleet(folder) for folder in kept_fleets()]
     document: dict[str, Any] = {
+        "fleets": fleets,
         "machines": [_machine(entry) | _details(entry, presence, now) for entry in entries],
         "cost": sum(entry.cost(now) for entry in entries),
         "unknown": [_stranger(machine) for machine in presence.unknown],
@@ -86,6 +93,60 @@ def down(*, pools: Sequence[str]) -> Answer:
     document = _outcome_document(reports)
     text = [line for report in reports for line in _outcomes(report)] + [_summary(document)]
     return Answer(document=document, text=text, exit_code=FAILED if document["left"] else 0)
+
+
+@click.command(name="keep")
+@click.argument("name")
+@click.argument("length", metavar="TIME")
+@answers
+def keep_longer(*, name: str, length: str) -> Answer:
+    """Keep the fleet NAME for TIME, such as 1h or 90m: from now on, or from the end of the client that has it.
+
+    It counts instead of the pool's `keep=`, until the next pool of that name says otherwise.
+    """
+    folder = FleetFolder(fleet_name(name))
+    seconds = duration("TIME", float(length) if length.isdecimal() else length)
+    if not folder.pool_id():
+        raise no_such_fleet(name)
+    asyncio.run(keep_for(folder, Ledger.of_user(), seconds))
+    fleet = _fleet(folder)
+    return Answer(document=fleet, text=[f"{name}: {fleet['words']}"])
+
+
+def _fleet(folder: FleetFolder) -> dict[str, Any]:
+    """Return the facts about a kept fleet; of one that cannot be read, the reason."""
+    facts: dict[str, Any] = {"name": folder.name}
+    try:
+        record = folder.read()
+    except SkywardError as error:
+        return facts | {"pool": folder.pool_id(), "error": str(error), "words": "unreadable"}
+    if record is None:
+        return facts | {"error": "it has just ended", "words": "ended"}
+    until, kept = record.kept_until, _span(record.keep_s)
+    jobs = sum(bool(job.unfetched()) for job in job_folders(folder.name) if job.record.pool_id == record.pool_id)
+    in_use = folder.is_held()
+    if in_use or until is None:
+        words = f"in use, then for {kept}"
+    elif until.left_s > 0:
+        words = f"until {time.strftime('%H:%M', time.localtime(time.time() + until.left_s))}"
+    else:
+        words = f"until its jobs are over, and {kept}"
+    return facts | {
+        "pool": record.pool_id,
+        "nodes": len(record.nodes),
+        "price_per_hour": record.price_per_hour,
+        "jobs": jobs,
+        "in_use": in_use,
+        "keep_s": record.keep_s,
+        "kept_until": None if in_use or until is None else moment(time.time() + until.left_s),
+        "words": words,
+    }
+
+
+def _span(seconds: float) -> str:
+    """Return a length of time in its largest whole unit, such as ``"20m"``."""
+    units = [(86400, "d"), (3600, "h"), (60, "m")]
+    return next((f"{seconds / size:g}{unit}" for size, unit in units if not seconds % size), f"{seconds:g}s")
 
 
 async def _end(ledger: Ledger, pool_id: str, fleet: FleetFolder | None) -> SweepReport:
@@ -136,6 +197,8 @@ def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
 def _list_text(
     entries: Sequence[LedgerEntry], document: dict[str, Any], presence: Presence, none: str
 ) -> Iterator[str | Rows]:
+    if document["fleets"]:
+        yield Rows(("fleet", "nodes", "$/h", "jobs", "kept"), [_fleet_row(each) for each in document["fleets"]])
     if entries:
         columns = ("pool", "node", "provider", "instance", "type", "state", "since", "$/h", "cost", "owner")
         yield Rows(columns, [_row(entry, row) for entry, row in zip(entries, document["machines"], strict=True)])
@@ -226,6 +289,18 @@ def _stranger(machine: Unknown) -> dict[str, Any]:
         "ended": machine.ended,
     }
     return facts | ({"reason": machine.reason} if machine.reason else {})
+
+
+def _fleet_row(fleet: dict[str, Any]) -> tuple[str, ...]:
+    if "error" in fleet:
+        return (fleet["name"], "?", "?", "?", fleet["words"])
+    return (
+        fleet["name"],
+        str(fleet["nodes"]),
+        money(fleet["price_per_hour"]),
+        str(fleet["jobs"]),
+        fleet["words"],
+    )
 
 
 def _row(entry: LedgerEntry, machine: dict[str, Any]) -> tuple[str, ...]:

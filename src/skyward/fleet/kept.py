@@ -7,14 +7,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from skyward.errors import SkywardError
+from skyward.base.waiting import wait_until
+from skyward.errors import PoolStateError, SkywardError, UnreachableError
 from skyward.events import Error, SkywardEvent
+from skyward.fleet.control_client import ControlClient
 from skyward.fleet.node import Node
-from skyward.ledger.fleet_record import FleetFolder, FleetRecord, KeptNode
+from skyward.ledger.fleet_record import FleetFolder, FleetRecord, KeptNode, no_such_fleet
 from skyward.ledger.keeper import MARGIN_S, start_keeper
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.ownership import Moment, Owner
 from skyward.request.request import PoolRequest
+from skyward.wire.control import Keep, Message, UnfinishedJobs
+
+_ANSWER_S = 30.0
+_LOOK_S = 0.2
 
 
 class FleetKeeping:
@@ -106,6 +112,62 @@ class FleetKeeping:
         # A client may be killed at any time: until that is noticed, its machines are kept as long as they may live.
         left_s = record.keep_s if record.left is not None else self._timeout_s
         self._ledger.keep_pool(record.pool_id, Moment.after(left_s + MARGIN_S), owner=owner)
+
+
+async def keep_for(folder: FleetFolder, ledger: Ledger, seconds: float) -> None:
+    """Have a kept fleet wait so many seconds for its next client: from now on, or from the end of its present one.
+
+    Raises:
+        PoolStateError: there is no such fleet.
+        UnreachableError: a node or the present client does not answer; others may have been told.
+    """
+    try:
+        await folder.hold()
+    except PoolStateError:  # it has a client, which does it
+        folder.request("keep", seconds)
+
+        async def is_written() -> bool | None:
+            record = folder.read()
+            return True if record is None or record.keep_s == seconds else None
+
+        what = f"the client of the kept fleet {folder.name!r} to keep it longer"
+        await wait_until(is_written, deadline_s=_ANSWER_S, interval_s=_LOOK_S, what=what)
+        return
+    try:
+        record = folder.read()
+        if record is None or not record.nodes:
+            raise no_such_fleet(folder.name)
+        await asyncio.gather(*(_tell(node, seconds) for node in record.nodes))
+        nodes = tuple(replace(node, config=replace(node.config, keep_s=seconds)) for node in record.nodes)
+        record = replace(record, keep_s=seconds, left=Moment.after(), nodes=nodes)
+        folder.write(record)
+        ledger.keep_pool(record.pool_id, Moment.after(seconds + MARGIN_S))
+    finally:
+        folder.release()
+
+
+async def _tell(node: KeptNode, seconds: float) -> None:
+    """Tell a node without a client how long it is kept, and wait for its answer."""
+    answers: asyncio.Queue[Message] = asyncio.Queue()
+    assert node.instance.access is not None  # it had a client
+    transport = node.instance.access.open()
+    host, _, port = node.ready.control.rpartition(":")
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            address = "{}:{}".format(*await transport.forward(host, int(port)))
+            control = ControlClient(address, node.config.identity, on_message=answers.put_nowait, on_lost=lambda: None)
+            try:
+                await control.connect(_ANSWER_S)
+                await control.send(Keep(seconds=seconds))
+                for _ in range(2):  # the first is what every connection begins with
+                    while not isinstance(await answers.get(), UnfinishedJobs):
+                        pass
+            finally:
+                await control.close()
+    except TimeoutError as error:
+        raise UnreachableError(f"node {node.rank} of the kept fleet does not answer within {_ANSWER_S:g} s") from error
+    finally:
+        await transport.close()
 
 
 def words_on_leaving(record: FleetRecord) -> str:

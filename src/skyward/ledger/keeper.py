@@ -19,7 +19,7 @@ from skyward.base.platform import try_lock
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.environment.supervisor_check import SUPERVISOR_GONE, supervisor_check
 from skyward.errors import PoolStateError, SkywardError
-from skyward.ledger.fleet_record import KEEPER_LOCK, FleetFolder, FleetRecord, KeptNode
+from skyward.ledger.fleet_record import KEEPER_LOCK, FleetFolder, FleetRecord, KeptNode, kept_fleets
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.ownership import Moment
 from skyward.ledger.sweep import Sweep, SweepReport
@@ -53,6 +53,12 @@ def start_keeper(folder: FleetFolder) -> None:
             start_new_session=True,
             check=True,
         )
+
+
+def start_keepers() -> None:
+    """Start the keepers of the fleets that have none, as after a restart of this machine."""
+    for folder in kept_fleets():
+        start_keeper(folder)
 
 
 async def end_fleet(folder: FleetFolder, ledger: Ledger) -> SweepReport:

@@ -86,7 +86,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Client to node: live on for so many seconds without a client (:attr:`NodeConfig.keep_s`), from now on."""
+    """Client to node: live on for so many seconds without a client (:attr:`NodeConfig.keep_s`), from now on.
+
+    Answered with :class:`UnfinishedJobs`.
+    """
 
     seconds: float
 

@@ -179,10 +179,34 @@ def test_when_its_time_is_over_nothing_of_it_is_left() -> None:
         sky.attach(NAME)
 
 
+def skyward(*arguments: str) -> str:
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_commands_list_it_in_80_columns_and_keep_it_longer_with_a_client_and_without() -> None:
+    with kept_pool(nodes=1):
+        in_use = skyward("ls")
+        assert skyward("keep", NAME, "30m") == f"{NAME}: in use, then for 30m\n"
+    left = skyward("ls")
+    told = skyward("keep", NAME, "1h")
+
+    rows = [text.strip().split(maxsplit=4) for text in (in_use.splitlines()[3], left.splitlines()[3])]
+    assert rows[0] == [NAME, "1", "$0.00", "0", "in use, then for 10m"]
+    assert rows[1][-1].startswith("until ")
+    assert max(map(len, left.splitlines()[:4])) <= 80
+    assert told.startswith(f"{NAME}: until ")
+    assert (record().keep_s, record().nodes[0].config.keep_s) == (3600.0, 3600.0)
+    with kept_pool(nodes=1, keep="10m") as pool:
+        assert len(look() @ pool) == 1
+    assert record().nodes[0].config.keep_s == 600.0
+
+
 def test_down_ends_it_by_its_name_from_another_process() -> None:
     with kept_pool(nodes=1):
         pass
-    done = CliRunner().invoke(main, ["down", NAME], catch_exceptions=False)
+    skyward("down", NAME)
 
-    assert (done.exit_code, FleetFolder(NAME).read()) == (0, None)
+    assert FleetFolder(NAME).read() is None
     assert Ledger.of_user().open_entries() == ()

@@ -238,6 +238,7 @@ class Supervisor:
                 self._blobs.fetch(command, self._server.broadcast)
             case Keep():
                 self._lease.keep_s = command.seconds
+                reply(UnfinishedJobs(count=self._jobs.unfinished()))
             case Stop():
                 self._is_followed = command.restart
                 self.end("the client asked for it")
