@@ -68,6 +68,13 @@ async def streams(pool: Runner) -> None:
     assert_type(anything() >> pool, Any)
 
 
+async def results_as_they_come(pool: Runner) -> None:
+    assert_type(gather(number("1"), number("2"), stream=True) >> pool, Stream[int])
+    assert_type(gather(map(half, [1.0]), stream=True, ordered=False) >> pool, Stream[float])
+    assert_type(gather([half(1.0)], stream=True, return_exceptions=True) >> pool, Stream[float | BaseException])
+    assert_type([result async for result in gather([half(1.0)], stream=True) >> pool], list[float])
+
+
 def operators(pool: Runner) -> None:
     assert_type(number("1") >> pool, int)
     assert_type(name() @ pool, tuple[str, ...])

@@ -82,6 +82,10 @@ class Runner(Protocol):
         """Run a generator on any worker, or on every worker; return the streams of its items at once."""
         ...
 
+    def run_as_read(self, batch: PendingResults[R], /) -> Stream[R]:
+        """Run calls while their results are read; return the stream of the results at once."""
+        ...
+
 
 @misuse.refuses_uses
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -334,6 +338,55 @@ class PendingBatch(misuse.Unsent, Generic[*Ts]):
 
     def __len__(self) -> int:
         return len(self.calls)
+
+
+@misuse.refuses_uses_of_results
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingResults(misuse.Unsent, Generic[R]):
+    """Calls, any number of them, whose results are read as they come: ``gather(..., stream=True)``.
+
+    Attributes:
+        calls: the calls.
+        return_exceptions: return the exception of a failed call in place of its result, instead of raising it.
+        ordered: whether results come in the order of the calls, or else as they arrive.
+    """
+
+    calls: Iterable[PendingCompute[Any]]
+    return_exceptions: bool = False
+    ordered: bool = True
+
+    def __rshift__(self, pool: Runner) -> Stream[R]:
+        """Run the calls while their results are read; return the stream of the results at once."""
+        try:
+            if not hasattr(type(pool), "run_as_read"):
+                raise misuse.no_pool(pool, ">>", self.label)
+            return pool.run_as_read(self)
+        except BaseException as error:
+            misuse.leave_to_caller(self, error, pool)
+            raise
+
+    @property
+    def label(self) -> str:
+        """Name for messages."""
+        return "gather"
+
+    def mark_used(self) -> None:
+        """Suppress the warning for these calls: see :meth:`PendingCompute.mark_used`."""
+        if isinstance(self.calls, tuple | list):
+            misuse.mark_all_used(cast("Iterable[object]", self.calls))
+
+    def invocations(self) -> Iterator[Invocation]:
+        """Yield the calls in the form of the task-submission interface.
+
+        Raises:
+            ConfigurationError: one of them is no pending call.
+        """
+        for position, call in enumerate(self.calls, start=1):
+            if not isinstance(call, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(
+                    f"gather takes pending calls, got {type(call).__name__} as number {position} of the iterable"
+                )
+            yield call.invocation()
 
 
 @misuse.refuses_uses_of_function
@@ -611,25 +664,75 @@ def gather(
 def gather(
     *computations: PendingCompute[R], return_exceptions: bool
 ) -> PendingBatch[*tuple[R | BaseException, ...]]: ...
-def gather(*computations: PendingCompute[Any], return_exceptions: bool = False) -> PendingBatch[*tuple[Any, ...]]:
+@overload
+def gather(
+    *computations: PendingCompute[R],
+    return_exceptions: Literal[False] = ...,
+    stream: Literal[True],
+    ordered: bool = ...,
+) -> PendingResults[R]: ...
+@overload
+def gather(
+    *computations: PendingCompute[R], return_exceptions: bool, stream: Literal[True], ordered: bool = ...
+) -> PendingResults[R | BaseException]: ...
+@overload
+def gather(
+    computations: Iterable[PendingCompute[R]],
+    /,
+    *,
+    return_exceptions: Literal[False] = ...,
+    stream: Literal[True],
+    ordered: bool = ...,
+) -> PendingResults[R]: ...
+@overload
+def gather(
+    computations: Iterable[PendingCompute[R]],
+    /,
+    *,
+    return_exceptions: bool,
+    stream: Literal[True],
+    ordered: bool = ...,
+) -> PendingResults[R | BaseException]: ...
+def gather(
+    *computations: Any, return_exceptions: bool = False, stream: bool = False, ordered: bool = True
+) -> PendingBatch[*tuple[Any, ...]] | PendingResults[Any]:
     """Group calls to run in parallel; ``gather(...) >> pool`` returns the tuple of their results, in order.
+
+    With ``stream=True`` it returns at once a :class:`~skyward.Stream` of the results. The calls may then be given as
+    one iterable, such as a generator, of any length: it is read on as results are read.
 
     Args:
         computations: the calls; without any, the result is ``()``.
         return_exceptions: return the exception of a failed call in place of its result. By default the first failure
             is raised at once: queued calls are dropped, running calls finish.
+        stream: return the results one by one as they come. Leaving the stream early ends the calls that run.
+        ordered: with ``stream=True``, whether results come in the order of the calls, or else as they arrive.
 
     Raises:
         ConfigurationError: an argument is not a pending call.
     """
+    if stream and len(computations) == 1 and not isinstance(computations[0], misuse.Unsent):
+        (calls,) = computations
+        if not isinstance(calls, Iterable):
+            raise _not_pending(calls, 1)
+        return PendingResults(calls=cast("Iterable[Any]", calls), return_exceptions=return_exceptions, ordered=ordered)
     for position, computation in enumerate(computations, start=1):
-        if not isinstance(computation, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(computation, PendingCompute):
             misuse.mark_all_used(computations)
-            raise ConfigurationError(
-                f"gather takes pending calls, got {type(computation).__name__} as argument {position}; "
-                "write gather(fn(1), fn(2)), or gather(*calls) for a list or a generator"
-            )
+            raise _not_pending(computation, position)
+    if stream:
+        return PendingResults(calls=computations, return_exceptions=return_exceptions, ordered=ordered)
+    if not ordered:
+        misuse.mark_all_used(computations)
+        raise ConfigurationError("gather(ordered=False) needs stream=True, which returns results one by one")
     return PendingBatch(calls=computations, return_exceptions=return_exceptions)
+
+
+def _not_pending(value: object, position: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"gather takes pending calls, got {type(value).__name__} as argument {position}; write gather(fn(1), fn(2)), "
+        "or gather(*calls) for a list or a generator, or gather(calls, stream=True) to take results as they come"
+    )
 
 
 def not_a_call(value: object) -> ConfigurationError:

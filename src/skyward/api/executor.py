@@ -7,10 +7,11 @@ import functools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
@@ -39,6 +40,15 @@ class CallsByFunction(ABC):
 
     @abstractmethod
     def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]: ...
+
+    def _map_ahead(
+        self,
+        calls: Iterator[Invocation],  # noqa: ARG002 - for those that can
+        deadline_s: float | None,  # noqa: ARG002
+        chunksize: int,  # noqa: ARG002
+    ) -> Iterator[Any] | None:
+        """Return the results of calls that are made while results are read; None to make all calls at once."""
+        return None
 
     @overload
     def submit(self, fn: PendingCompute[R], /) -> CallFuture[R]: ...
@@ -71,13 +81,14 @@ class CallsByFunction(ABC):
     def map(
         self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Any]:
-        """Enqueue ``fn`` for every item at once; the iterator yields the results in order, as they arrive.
+        """Enqueue ``fn`` for every item; the iterator yields the results in order, as they arrive.
 
         Queued calls are dropped when a call fails, the timeout expires, or the iterator is closed.
 
         Args:
             fn: called with one item of each iterable.
-            iterables: read to the end of the shortest before this returns.
+            iterables: read to the end of the shortest before this returns. A pool reads an iterator, or another one
+                without a length, as results are read: it may be of any length.
             timeout: seconds from now until all results must have arrived.
             chunksize: items per call; more than one is faster when a call takes well under a millisecond.
 
@@ -94,8 +105,13 @@ class CallsByFunction(ABC):
                     "several calls, submit(f, ...) for one"
                 )
         deadline_s = None if timeout is None else time.monotonic() + timeout
-        items = list(zip(*iterables, strict=False))
-        calls = [invocation_of(fn, item, {}) for item in items] if chunksize == 1 else _chunked(fn, items, chunksize)
+        rows = zip(*iterables, strict=False)
+        if not all(isinstance(items, Sized) for items in iterables):
+            results = self._map_ahead(_calls_of(fn, rows, chunksize), deadline_s, chunksize)
+            if results is not None:
+                return results
+        items = list(rows)
+        calls = [*_calls_of(fn, items, chunksize)]
         name = calls[0].label if calls else ""
         note = (
             functools.partial(_note_item, name, [kept(item) for item in items])
@@ -182,15 +198,18 @@ def _take_result(futures: list[CallFuture[Any]], deadline_s: float | None, note:
     return result
 
 
-def _chunked(fn: Callable[..., Any], items: list[tuple[Any, ...]], size: int) -> list[Invocation]:
-    if not items:
-        return []
-    single = invocation_of(fn, items[0], {})
-    before = single.args[: len(single.args) - len(items[0])]  # the object of a method
-    run_chunk = functools.partial(_run_chunk, functools.partial(single.fn, *before))
-    starts = range(0, len(items), size)
-    chunks = [items[start : start + size] for start in starts]
-    return [replace(single, fn=run_chunk, args=(chunk,), tasks=len(chunk)) for chunk in chunks]
+def _calls_of(fn: Callable[..., Any], rows: Iterable[tuple[Any, ...]], chunksize: int) -> Iterator[Invocation]:
+    """Yield a call for each row of arguments, or for so many of them."""
+    if chunksize == 1:
+        yield from (invocation_of(fn, row, {}) for row in rows)
+        return
+    rows, single, run_chunk = iter(rows), None, fn
+    while chunk := [*islice(rows, chunksize)]:
+        if single is None:
+            single = invocation_of(fn, chunk[0], {})
+            before = single.args[: len(single.args) - len(chunk[0])]  # the object of a method
+            run_chunk = functools.partial(_run_chunk, functools.partial(single.fn, *before))
+        yield replace(single, fn=run_chunk, args=(chunk,), tasks=len(chunk))
 
 
 def _run_chunk(fn: Callable[..., T], items: list[tuple[Any, ...]]) -> list[T]:
@@ -221,23 +240,35 @@ def _note_item(name: str, items: Sequence[tuple[Any, ...]], error: BaseException
 
 
 def _note_chunk(name: str, count: int, size: int, error: BaseException, index: int) -> None:
-    first, last = index * size, min((index + 1) * size, count) - 1
-    with suppress(Exception):
+    note_chunk(error, name, index * size, min((index + 1) * size, count) - 1)
+
+
+def note_chunk(error: BaseException, name: str, first: int, last: int) -> None:
+    """Add a note to an exception of a call of several items.
+
+    Args:
+        error: the exception.
+        name: name of the call.
+        first: index of its first item.
+        last: index of its last one.
+    """
+    with suppress(Exception):  # as in note_call
         add_note(error, f"in {harmless(name)}, one of the items with index {first} to {last}")
 
 
-def note_call(error: BaseException, call: str, index: int, of: int, text: str = "") -> None:
+def note_call(error: BaseException, call: str, index: int, of: int | None, text: str = "") -> None:
     """Add a note to an exception that names its call: ``in train#2, index 2 of 5 calls: train(2)``.
 
     Args:
         error: the exception; its class and its text stay.
         call: name of the call.
         index: its index in the batch, from 0.
-        of: number of calls in the batch.
+        of: number of calls in the batch; None if that is unknown.
         text: the call with its arguments; empty if they are unknown.
     """
     with suppress(Exception):  # a class of the user's may forbid notes
-        add_note(error, f"in {harmless(call)}, index {index} of {of} calls" + (f": {text}" if text else ""))
+        count = "" if of is None else f" of {of} calls"
+        add_note(error, f"in {harmless(call)}, index {index}{count}" + (f": {text}" if text else ""))
 
 
 def result_of(batch: CallBatch, index: int, calls: Sequence[PendingCompute[Any]]) -> Any:

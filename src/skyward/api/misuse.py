@@ -55,6 +55,8 @@ _BATCH_RUNS_ONCE = (
     "f(1) @ pool"
 )
 
+_NOT_SENT = "the calls have not run: write gather(..., stream=True) >> pool, and iterate over that"
+
 _warned: set[tuple[str, str, int]] = set()
 
 
@@ -72,6 +74,12 @@ def refuses_uses_of_batch(cls: C) -> C:
     """Give a class of batches the operators that are easily taken for theirs, each of which raises a TypeError."""
     refuse_operations(cls, {"__rrshift__": ">>"}, _used(_wrong_side))
     return refuse_operations(cls, {"__matmul__": _BATCH_RUNS_ONCE}, _used(lambda _, text: text))
+
+
+def refuses_uses_of_results(cls: C) -> C:
+    """Give a class of streams that are not sent the operators of a batch, and that of the stream: each raises."""
+    refuse_operations(cls, {"__iter__": _NOT_SENT, "__aiter__": _NOT_SENT}, _used(lambda _, text: text))
+    return refuses_uses_of_batch(cls)
 
 
 def refuses_uses_of_function(cls: C) -> C:

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from contextvars import ContextVar
@@ -21,7 +21,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 from weakref import ref
 
-from skyward.api.calls import PendingBatch, PendingCompute, PendingStream, Ts, not_a_call
+from skyward.api.calls import PendingBatch, PendingCompute, PendingResults, PendingStream, Ts, not_a_call
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.live_views import PoolOutput, serve_snapshots
 from skyward.api.misuse import by_name_only, refuses_operands
@@ -464,6 +464,17 @@ class ComputePool(CallsByFunction):
 
         return open_streams(self._ready.scheduler, pending.generator_invocation(), everywhere=everywhere)
 
+    def run_as_read(self, batch: PendingResults[R]) -> Stream[R]:
+        """Run calls while their results are read, and return at once: ``gather(..., stream=True) >> pool``."""
+        from skyward.api.streams import ResultStream
+
+        return ResultStream(
+            batch.invocations(),
+            self._ready.scheduler,
+            ordered=batch.ordered,
+            return_exceptions=batch.return_exceptions,
+        )
+
     def executor(self) -> PoolExecutor:
         """Return the pool as a :class:`concurrent.futures.Executor`; its shutdown leaves the pool open."""
         return PoolExecutor(self)
@@ -593,6 +604,11 @@ class ComputePool(CallsByFunction):
 
     def _submit_all(self, calls: Sequence[Invocation]) -> list[CallFuture[Any]]:
         return self.submit_calls(calls)
+
+    def _map_ahead(self, calls: Iterator[Invocation], deadline_s: float | None, chunksize: int) -> Iterator[Any] | None:
+        from skyward.api.streams import map_ahead
+
+        return map_ahead(calls, self._ready.scheduler, deadline_s=deadline_s, chunksize=chunksize)
 
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.broadcast_call`."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
+from skyward.api.executor import kept, note_call, note_chunk
+from skyward.api.misuse import outline
 from skyward.base.exits import uninterrupted
 from skyward.hidden_frames import hide_frames, is_explained
-from skyward.scheduling.calls import RawOutcome
+from skyward.scheduling.calls import RawOutcome, call_name
 from skyward.scheduling.scheduler import Scheduler
-from skyward.scheduling.streams import Arrivals, Inbox, StreamBatch
+from skyward.scheduling.streams import Arrivals, Inbox, ResultLot, ResultWindow, StreamBatch, most_unread
 from skyward.submission import ArgumentMemo, Invocation, named
 from skyward.wire.messages import STREAM_BYTES, STREAM_ITEMS
 
@@ -22,6 +25,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 _OVER: Final[Any] = object()
 _NOT_YET: Final[Any] = object()
+_READ_S = 0.005
+"""Time for which calls are read before results are looked for again."""
 _GRANT = 4
 """Part of what a worker may run ahead after which it is told how much was read."""
 
@@ -175,3 +180,161 @@ def open_streams(scheduler: Scheduler, call: Invocation, *, everywhere: bool) ->
         else:
             scheduler.submit([call], ArgumentMemo(), batch)
         return tuple(GeneratorStream(inbox, scheduler) for inbox in batch.inboxes)
+
+
+class ResultStream(Stream[Any]):
+    """Results of calls that are made while the results of earlier ones are read.
+
+    Args:
+        source: yields the calls; read in the reader's thread.
+        scheduler: the scheduler of the calls.
+        ordered: whether results come in the order of the calls, or else as they arrive.
+        return_exceptions: whether the exception of a call is an item.
+        ends_calls: whether running calls end with the stream, or else go on.
+        deadline_s: time by the monotonic clock until which the last result must have come; None for none.
+        chunksize: number of the user's items in a call, for messages.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[Invocation],
+        scheduler: Scheduler,
+        *,
+        ordered: bool,
+        return_exceptions: bool = False,
+        ends_calls: bool = True,
+        deadline_s: float | None = None,
+        chunksize: int = 1,
+    ) -> None:
+        self._window = ResultWindow()
+        super().__init__(self._window.arrivals)
+        self._source: Iterator[Invocation] | None = source
+        self._scheduler = scheduler
+        self._ordered = ordered
+        self._return_exceptions = return_exceptions
+        self._ends_calls = ends_calls
+        self._deadline_s = deadline_s
+        self._chunksize = chunksize
+        self._error: Exception | None = None
+        self._arguments: dict[int, tuple[tuple[object, ...], dict[str, object]]] = {}
+        self._is_slow = False
+        self._submit_some()
+        if self._error is not None and not self._window.submitted:
+            raise self._error
+
+    def _has_news(self) -> bool:
+        return self._is_there() or self._wants_more()
+
+    def _is_there(self) -> bool:
+        window = self._window
+        there = window.read in window.results if self._ordered else bool(window.finished)
+        return there or (self._source is None and not window.unread)
+
+    def _wants_more(self) -> bool:
+        """Return whether to read on in the source before the next result is handed out."""
+        if self._source is None or (self._is_slow and (self._is_there() or self._window.running >= self._capacity)):
+            return False
+        return (
+            4 * (self._most - self._window.unread) >= self._most
+        )  # a quarter at once: each submission costs a wake-up
+
+    @property
+    def _capacity(self) -> int:
+        return max(1, len(self._scheduler.places))
+
+    @property
+    def _most(self) -> int:
+        """Number of calls whose results may be unread."""
+        return most_unread(self._capacity, arrived=self._window.arrived, mean_bytes=self._window.mean_bytes)
+
+    def _next_item(self) -> Any:
+        if self._wants_more():
+            self._submit_some()
+        window = self._window
+        if not self._is_there():
+            return _NOT_YET
+        if not window.unread:
+            if self._error is not None:
+                raise self._error
+            return _OVER
+        number = window.read if self._ordered else window.finished.popleft()
+        raw = window.results.pop(number)
+        window.read += 1
+        try:
+            return raw.value()
+        except Exception as error:
+            self._note(error, raw, number)
+            if self._return_exceptions:
+                return error
+            self._ends_calls = False  # as those of a batch: ending them would cost their workers
+            raise
+        finally:
+            del self._arguments[number]
+
+    def _submit_some(self) -> None:
+        """Submit calls for a few milliseconds, one at least. An error comes after the results of the calls before."""
+        calls: list[Invocation] = []
+        for step in (self._read_some, self._submit):
+            try:
+                step(calls)
+            except Exception as error:  # of the user's iterable and arguments, of any type
+                self._error, self._source = error, None
+
+    def _read_some(self, calls: list[Invocation]) -> None:
+        source, before_s = self._source, time.monotonic()
+        until_s = before_s + _READ_S
+        while source is not None and before_s < until_s and len(calls) < self._most - self._window.unread:
+            call = next(source, None)
+            if call is None:
+                self._source = None
+                return
+            calls.append(call)
+            now_s = time.monotonic()
+            self._is_slow, before_s = now_s - before_s > _READ_S, now_s
+
+    def _submit(self, calls: list[Invocation]) -> None:
+        window = self._window
+        first = window.submitted
+        for number, call in enumerate(calls, first):
+            self._arguments[number] = (
+                kept(call.args),
+                dict(zip(call.kwargs, kept((*call.kwargs.values(),)), strict=True)),
+            )
+        try:
+            if calls:
+                self._scheduler.submit(calls, ArgumentMemo(), ResultLot(window))
+        except Exception:
+            window.drop_from(first)
+            if len(calls) == 1:
+                raise
+            for call in calls:  # those before the one that cannot be sent
+                self._submit([call])
+
+    def _note(self, error: BaseException, raw: RawOutcome, number: int) -> None:
+        args, kwargs = self._arguments[number]
+        name, size = call_name(raw.label, raw.number), self._chunksize
+        if size > 1:
+            note_chunk(error, name, number * size, (number + 1) * size - 1)
+        else:
+            note_call(error, name, number, None, outline(name.rpartition("#")[0], args, kwargs))
+
+    def _end_work(self) -> None:
+        self._source = None
+        if self._window.calls:
+            self._scheduler.cancel(list(self._window.calls.values()), kill=self._ends_calls)
+
+
+def map_ahead(
+    calls: Iterator[Invocation], scheduler: Scheduler, *, deadline_s: float | None, chunksize: int
+) -> Iterator[Any]:
+    """Return the results of ``map`` over what has no length, for calls of ``chunksize`` items each."""
+    results = ResultStream(calls, scheduler, ordered=True, ends_calls=False, deadline_s=deadline_s, chunksize=chunksize)
+    return results if chunksize == 1 else _flattened(results)
+
+
+def _flattened(chunks: ResultStream) -> Iterator[Any]:
+    with chunks:
+        for chunk in chunks:
+            chunk.reverse()
+            while chunk:  # the caller decides how long a result lives
+                yield chunk.pop()

@@ -16,6 +16,8 @@ from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.wire import messages
 
 _LOOK_S: Final = 5.0  # a wait that lasts longer looks again
+_UNREAD_CALLS: Final = 4096
+_UNREAD_BYTES: Final = 256 << 20
 
 
 class Arrivals:
@@ -106,3 +108,103 @@ class StreamBatch:
         inbox = self.inboxes[index]
         inbox.call, inbox.end = None, raw
         inbox.arrivals.notify()
+
+
+def most_unread(capacity: int, *, arrived: int, mean_bytes: float) -> int:
+    """Return how many calls may be submitted whose results were not read.
+
+    Args:
+        capacity: number of workers.
+        arrived: number of results so far.
+        mean_bytes: size of a call's arguments and result, on average.
+    """
+    # Two for each worker, that none is idle. From there on as results come in: what they take is not known before.
+    least = 2 * capacity
+    most = min(max(_UNREAD_CALLS, 2 * least), least + 2 * arrived)
+    return max(least, min(most, int(_UNREAD_BYTES / max(mean_bytes, 1.0))))
+
+
+class ResultWindow:
+    """Calls that were submitted, and results that have arrived, until they are read; calls count from 0.
+
+    Attributes:
+        work: counts of the calls.
+        calls: the unfinished calls.
+        results: the outcomes that were not read.
+        finished: numbers of the calls that are over, as they came; the reader removes those that it reads.
+        submitted: number of all calls.
+        arrived: number of all outcomes.
+        read: number of the outcomes that were read.
+        arrivals: wakes the reader.
+    """
+
+    def __init__(self) -> None:
+        self.work = WorkCount()
+        self.calls: dict[int, LiveCall] = {}
+        self.results: dict[int, RawOutcome] = {}
+        self.finished: deque[int] = deque()
+        self.submitted = self.arrived = self.read = 0
+        self.arrivals = Arrivals()
+        self._argument_bytes = self._result_bytes = 0
+
+    @property
+    def unread(self) -> int:
+        """Number of calls whose outcome was not read."""
+        return self.submitted - self.read
+
+    @property
+    def running(self) -> int:
+        """Number of calls that are not over."""
+        return self.submitted - self.arrived
+
+    @property
+    def mean_bytes(self) -> float:
+        """Size of a call's arguments and result, on average."""
+        return self._argument_bytes / max(self.submitted, 1) + self._result_bytes / max(self.arrived, 1)
+
+    def add(self, calls: Sequence[LiveCall]) -> None:
+        """Take in the next calls, before any of them is queued."""
+        blobs = {id(blob): blob.view.nbytes for call in calls for blob in call.blobs if not blob.of_function}
+        self._argument_bytes += sum(len(call.data) for call in calls) + sum(blobs.values())
+        self.calls.update(enumerate(calls, self.submitted))
+        self.submitted += len(calls)
+
+    def drop_from(self, number: int) -> None:
+        """Forget the calls from this one on, which could not be queued."""
+        for late in range(number, self.submitted):
+            del self.calls[late]
+        self.submitted = number
+
+    def deliver(self, number: int, raw: RawOutcome) -> None:
+        """Store the outcome of a call. On the event loop."""
+        call = self.calls.pop(number)
+        raw.label, raw.number = call.label, call.number
+        self._result_bytes += len(raw.data) + sum(memoryview(buffer).nbytes for buffer in raw.buffers)
+        self.results[number] = raw
+        self.finished.append(number)
+        self.arrived += 1
+        self.arrivals.notify()
+
+
+class ResultLot:
+    """Receiver of the outcomes of those calls of a window that are submitted together.
+
+    Args:
+        window: the window.
+
+    Attributes:
+        work: counts of the window's calls.
+    """
+
+    def __init__(self, window: ResultWindow) -> None:
+        self.work = window.work
+        self._window = window
+        self._first = window.submitted
+
+    def fill(self, calls: Sequence[LiveCall]) -> None:
+        """See :meth:`~skyward.scheduling.calls.CallSink.fill`."""
+        self._window.add(calls)
+
+    def deliver(self, index: int, raw: RawOutcome) -> None:
+        """See :meth:`~skyward.scheduling.calls.CallSink.deliver`."""
+        self._window.deliver(self._first + index, raw)

@@ -171,6 +171,38 @@ def test_a_child_that_a_generator_forks_sends_nothing(pool: sky.ComputePool) -> 
     assert list(forks() >> pool) == [0, 1, 2]
 
 
+@sky.compute
+def square(number: int) -> int:
+    return number * number
+
+
+def test_any_number_of_calls_is_made_while_their_results_are_read(pool: sky.ComputePool) -> None:
+    results = sky.gather(map(square, itertools.count()), stream=True) >> pool
+    assert [next(results) for _ in range(20_000)] == [number * number for number in range(20_000)]
+    assert pool.snapshot().queued <= 4096
+    results.close()
+    assert square(3) >> pool == 9
+
+
+def test_map_over_an_iterator_is_read_as_results_are_read(pool: sky.ComputePool) -> None:
+    numbers = itertools.count()
+    assert [*itertools.islice(pool.map(square, numbers, chunksize=5), 12)] == [number * number for number in range(12)]
+    assert next(numbers) <= 5 * 4096
+
+
+def test_a_stream_of_results_that_is_left_leaves_no_work_behind(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute(retries=0)
+    def stay(number: int) -> None:
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(600)
+
+    results = sky.gather(map(stay, range(10)), stream=True, ordered=False) >> pool
+    wait_for(lambda: len([*tmp_path.iterdir()]) == 2)
+    results.close()
+    wait_for(lambda: not any(psutil.pid_exists(int(path.name)) for path in tmp_path.iterdir()))
+    assert square(4) >> pool == 16
+
+
 def test_it_has_no_single_result(pool: sky.ComputePool) -> None:
     for run in (lambda: pool.submit(count, 3), lambda: sky.gather(count(3)) >> pool, lambda: pool.map(count, [3])):
         with pytest.raises(sky.ConfigurationError, match=r"count is a generator: count\(\.\.\.\) >> pool"):

@@ -1,20 +1,23 @@
-"""Items of a generator: what the reader gets, what the worker is told, and what ends the work."""
+"""Items of generators and results of calls: what the reader gets, how far ahead work is done, and what ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
 
-from skyward.api.streams import GeneratorStream
+from skyward.api.streams import GeneratorStream, ResultStream
 from skyward.scheduling.calls import LiveCall, RawOutcome
 from skyward.scheduling.scheduler import Scheduler
-from skyward.scheduling.streams import Arrivals, StreamBatch
+from skyward.scheduling.streams import Arrivals, ResultLot, StreamBatch, most_unread
 from skyward.shipping.function_cache import PackedFunction
+from skyward.submission import ArgumentMemo, Invocation
 from skyward.wire.messages import STREAM_BYTES, STREAM_ITEMS, Payload
 
 
@@ -177,3 +180,178 @@ def test_what_arrives_between_two_looks_is_not_missed() -> None:
     arrivals, looks = Arrivals(), iter([False, True])
     assert arrivals.wait(lambda: next(looks))
     assert not Arrivals().wait(lambda: False, deadline_s=0.0)
+
+
+# --- results of calls -------------------------------------------------------------------------------------------------
+
+FUNCTION = PackedFunction(id="f", label="square", payload=Payload(data=b"f"))
+
+
+class Workers:
+    """A scheduler with two workers that does as it is told; a call of ``None`` cannot be sent."""
+
+    places = (0, 1)
+
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+        self.sent: list[tuple[ResultLot, int, Any]] = []
+        self.lots: list[int] = []
+        self.cancelled: list[tuple[int, bool]] = []
+
+    def submit(self, calls: Sequence[Invocation], _: ArgumentMemo, lot: ResultLot) -> None:
+        if any(call.args == (None,) for call in calls):
+            raise TypeError("cannot be sent")
+        lot.fill([LiveCall(id=1, kind="f", label="square", function=FUNCTION, data=bytes(self.size)) for _ in calls])
+        self.sent += [(lot, index, call.args[0]) for index, call in enumerate(calls)]
+        self.lots.append(len(calls))
+
+    def cancel(self, calls: Sequence[LiveCall], *, kill: bool) -> None:
+        self.cancelled.append((len(calls), kill))
+
+    def answer(self, number: int, error: Exception | None = None) -> None:
+        lot, index, argument = self.sent[number]
+        lot.deliver(index, RawOutcome(pickle.dumps(argument), error=error))
+
+    def results(self, arguments: Iterable[Any], *, ordered: bool = True, **options: Any) -> ResultStream:
+        calls = (Invocation(fn=print, args=(argument,), label="square") for argument in arguments)
+        return ResultStream(calls, cast("Scheduler", self), ordered=ordered, **options)
+
+
+@pytest.mark.parametrize(("ordered", "order"), [(True, [0, 1, 2]), (False, [2, 0, 1])])
+def test_results_come_in_the_order_of_the_calls_or_as_they_arrive(ordered: bool, order: list[int]) -> None:
+    workers = Workers()
+    results = workers.results(range(3), ordered=ordered)
+    for number in (2, 0, 1):
+        workers.answer(number)
+    assert list(results) == order
+    assert not workers.cancelled
+
+
+def test_work_begins_before_a_result_is_asked_for() -> None:
+    workers = Workers()
+    stream = workers.results(range(3))
+    assert len(workers.sent) == 3
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("capacity", "arrived", "mean_bytes", "most"),
+    [
+        (2, 0, 0, 4),  # what results take is not known
+        (2, 100, 0, 204),
+        (2, 1 << 20, 0, 4096),
+        (5000, 1 << 20, 0, 20_000),
+        (2, 1 << 20, 1 << 20, 256),
+        (2, 1 << 20, 1 << 40, 4),  # no worker is idle
+    ],
+)
+def test_how_many_results_may_be_unread(capacity: int, arrived: int, mean_bytes: float, most: int) -> None:
+    assert most_unread(capacity, arrived=arrived, mean_bytes=mean_bytes) == most
+
+
+def test_a_source_without_an_end_is_read_as_results_are_read() -> None:
+    workers = Workers()
+    results = workers.results(itertools.count())
+    for number in range(20_000):
+        while number >= len(workers.sent):
+            assert results._has_news()  # pyright: ignore[reportPrivateUsage]
+            results._submit_some()  # pyright: ignore[reportPrivateUsage]
+        workers.answer(number)
+        assert next(results) == number
+        assert len(workers.sent) - number <= 4097
+    assert max(workers.lots) >= 1024, "together, as each submission wakes the loop"
+    results.close()
+
+
+def test_a_reader_that_stops_stops_the_calls() -> None:
+    workers = Workers()
+    results = workers.results(itertools.count())
+    answered = 0
+    while answered < len(workers.sent):
+        workers.answer(answered)
+        answered += 1
+        if results._wants_more():  # pyright: ignore[reportPrivateUsage]
+            results._submit_some()  # pyright: ignore[reportPrivateUsage]
+    assert answered <= 4096
+    results.close()
+
+
+def test_a_failure_names_its_call_and_leaves_running_calls_alone() -> None:
+    workers = Workers()
+    results = workers.results(range(4))
+    workers.answer(0)
+    workers.answer(1, LookupError("no"))
+    assert next(results) == 0
+    with pytest.raises(LookupError) as caught:
+        next(results)
+    assert caught.value.__notes__ == ["in square#0, index 1: square(1)"]
+    assert workers.cancelled == [(2, False)]
+    assert list(results) == []
+
+
+def test_failures_can_be_items() -> None:
+    workers = Workers()
+    results = workers.results(range(2), return_exceptions=True)
+    workers.answer(0, LookupError("no"))
+    workers.answer(1)
+    first, second = results
+    assert repr(first) == "LookupError('no')"
+    assert second == 1
+
+
+@pytest.mark.parametrize("ends_calls", [True, False])
+def test_leaving_early_ends_the_calls(ends_calls: bool) -> None:
+    workers = Workers()
+    workers.results(range(3), ends_calls=ends_calls).close()
+    assert workers.cancelled == [(3, ends_calls)]
+
+
+def test_an_error_of_the_source_comes_after_the_results_before_it() -> None:
+    def source() -> Iterator[int]:
+        yield 0
+        raise OSError("source")
+
+    workers = Workers()
+    results = workers.results(source())
+    workers.answer(0)
+    assert next(results) == 0
+    with pytest.raises(OSError, match="source"):
+        next(results)
+
+
+def test_an_error_before_the_first_call_is_raised_at_once() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Workers().results(1 // number for number in (0, 1))
+
+
+def test_calls_before_one_that_cannot_be_sent_run() -> None:
+    workers = Workers()
+    results = workers.results([0, 1, None, 3])
+    workers.answer(0)
+    workers.answer(1)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(TypeError, match="cannot be sent"):
+        next(results)
+    assert len(workers.sent) == 2
+
+
+def test_a_slow_source_does_not_keep_a_result_waiting() -> None:
+    read: list[int] = []
+
+    def source() -> Iterator[int]:
+        for number in range(3):
+            time.sleep(0.01)
+            read.append(number)
+            yield number
+
+    workers = Workers()
+    results = workers.results(source())
+    workers.answer(0)
+    assert next(results) == 0
+    assert len(read) < 3
+
+
+def test_the_time_for_all_results_is_limited() -> None:
+    results = Workers().results(range(3), deadline_s=time.monotonic())
+    with pytest.raises(TimeoutError, match="in time"):
+        next(results)
