@@ -251,9 +251,7 @@ def main() -> None:
     machine, bursts = Machine(), day()
     work_h = sum(burst.calls * burst.seconds for burst in bursts) / _HOUR_S
     sys.stdout.write(f"{sum(burst.calls for burst in bursts)} calls, {work_h:.1f} hours of one worker\n\n")
-    sys.stdout.write(
-        "| `nodes=` | `idle=` | USD | wait by day, mean | one of twenty waits longer | nightly job |\n"
-    )
+    sys.stdout.write("| `nodes=` | `idle=` | USD | wait by day, mean | one of twenty waits longer | nightly job |\n")
     sys.stdout.write("|---|---|--:|--:|--:|--:|\n")
     for minimum, maximum, idle_s in (
         (1, 1, 300),

@@ -255,6 +255,12 @@ ROWS: dict[str, Row] = {
         goals=(Limit(figure="beyond_opening_s", at_most=0.3, text="of that, beyond the import and the opening, s"),),
         timeout_s=240,
     ),
+    "ssh_edit_kept": Row(
+        title="the same on the kept fleet of the client before",
+        measure=ssh_opening.edit_in_kept_fleet,
+        goals=(Limit(figure="time_s", at_most=2.0, text="that time, s"),),
+        timeout_s=240,
+    ),
     "dispatch": Row(
         title="dispatch alone, simulated, 2 → 2,000 workers",
         measure=pools.dispatch,

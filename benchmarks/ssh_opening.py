@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,9 +22,10 @@ from benchmarks.measured import Measured
 from benchmarks.wide_area import DASK, open_dask
 from benchmarks.work import nothing
 
-__all__ = ["edit_in_pool", "edit_in_process", "opening"]
+__all__ = ["edit_in_kept_fleet", "edit_in_pool", "edit_in_process", "opening"]
 
 _HOSTS = 2
+_KEPT = "benchmark"
 _SOURCE = "import functions\n\n\ndef answer() -> int:\n    return functions.double({number})\n"
 
 
@@ -53,24 +55,38 @@ def edit_in_process(_name: str) -> Measured:
         return Measured(seconds=(times["whole_s"],), figures={"beyond_opening_s": beyond_s})
 
 
+def edit_in_kept_fleet(_name: str) -> Measured:
+    """As :func:`edit_in_process`, on the fleet that the client before has left."""
+    with far_side(_HOSTS, latency_s=0.0) as far, tempfile.TemporaryDirectory(prefix="state-") as state:
+        env = os.environ | {"XDG_STATE_HOME": state}
+        try:
+            return _measured(_times_of_clients(far, env, _KEPT)[-1]["whole_s"])
+        finally:
+            subprocess.run([sys.executable, "-m", "skyward", "down", _KEPT], check=True, capture_output=True, env=env)
+
+
 def _measured(seconds: float) -> Measured:
     return Measured(seconds=(seconds,), figures={"time_s": seconds})
 
 
-def _times_of_clients(far: FarSide) -> Sequence[Mapping[str, float]]:
+def _times_of_clients(
+    far: FarSide, env: Mapping[str, str] | None = None, fleet: str = ""
+) -> Sequence[Mapping[str, float]]:
     """Run a client that makes the environment, then one with an edited module."""
     login = {"hosts": [f"{host}:{port}" for host, port in far.hosts], "user": far.user}
     login |= {"key_path": far.key_path, "known_hosts": far.known_hosts}
     with tempfile.TemporaryDirectory(prefix="project-") as folder:
         Path(folder, "functions.py").write_text("def double(x: int) -> int:\n    return 2 * x\n", encoding="utf-8")
-        return [_run_client(Path(folder), login, number) for number in (1, 3)]
+        return [_run_client(Path(folder), login, number, env, fleet) for number in (1, 3)]
 
 
-def _run_client(folder: Path, login: Mapping[str, Any], number: int) -> Mapping[str, float]:
+def _run_client(
+    folder: Path, login: Mapping[str, Any], number: int, env: Mapping[str, str] | None, fleet: str
+) -> Mapping[str, float]:
     _edit(folder, number)
-    command = [sys.executable, "-m", "benchmarks.ssh_opening", str(folder), json.dumps(login)]
+    command = [sys.executable, "-m", "benchmarks.ssh_opening", str(folder), json.dumps(login), fleet]
     started_at = time.time()
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env).stdout
     times: dict[str, float] = json.loads(printed)
     return times | {"whole_s": times.pop("first_at") - started_at}
 
@@ -80,14 +96,15 @@ def _edit(folder: Path, number: int) -> None:
     (folder / "project.py").write_text(_SOURCE.format(number=number) + "\n" * number, encoding="utf-8")
 
 
-def _main(folder: Path, login: Mapping[str, Any]) -> None:
+def _main(folder: Path, login: Mapping[str, Any], fleet: str) -> None:
     import skyward as sky
 
     sys.path.insert(0, str(folder))
     project: Any = importlib.import_module("project")
     number = int(project.answer()) // 2
     started = time.perf_counter()
-    with sky.ComputePool(provider=sky.SSH(**login), nodes=_HOSTS, concurrency=1, display="quiet") as pool:
+    kept: dict[str, Any] = {"name": fleet, "keep": "5m"} if fleet else {}
+    with sky.ComputePool(provider=sky.SSH(**login), nodes=_HOSTS, concurrency=1, display="quiet", **kept) as pool:
         opened = time.perf_counter()
         assert sky.compute(project.answer)() >> pool == 2 * number
         first, first_at = time.perf_counter(), time.time()
@@ -101,4 +118,4 @@ def _main(folder: Path, login: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    _main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3])

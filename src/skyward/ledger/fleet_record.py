@@ -301,6 +301,10 @@ class FleetFolder:
         """
         return self._read(FleetRecord.from_json)
 
+    def has_record(self) -> bool:
+        """Return True while there is such a fleet."""
+        return (self.path / _RECORD).exists()
+
     def pool_id(self) -> str:
         """Return the pool's id by the record, of whatever version; empty if there is no such fleet."""
         return self._read(lambda text: str(json.loads(text)["pool_id"])) or ""

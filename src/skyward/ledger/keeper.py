@@ -87,13 +87,15 @@ class Keeper:
 
     async def run(self) -> None:
         """Wait until the fleet has neither a client nor a living node, and end what is left of it."""
-        while self._folder.pool_id():
+        while self._folder.has_record():
             try:
                 pause_s = await self._look()
             except Exception as error:  # a full disk or a provider's refusal passes, and machines may cost money
                 _say(f"{type(error).__name__}: {error}")
                 pause_s = _AGAIN_S
-            await self._clock.sleep(pause_s)
+            until = self._clock.elapsed() + pause_s
+            while self._clock.elapsed() < until and self._folder.has_record():  # it may be ended from elsewhere
+                await self._clock.sleep(min(_TICK_S, pause_s))
 
     async def _look(self) -> float:
         """Look at a fleet once; return the seconds until the next look."""

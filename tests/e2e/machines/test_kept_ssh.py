@@ -1,0 +1,115 @@
+"""Kept fleets on machines reached over SSH: a client dies behind a cut link, and another one goes on with its nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+import skyward as sky
+from skyward.ledger.fleet_record import FleetFolder, FleetRecord
+from skyward.ledger.keeper import end_fleet
+from skyward.ledger.ledger import Ledger
+from skyward.testing.hosts import require_sshd, write_known_hosts
+from support.chaos import ChaosProxy
+from support.eventually import eventually
+from support.ssh_hosts import cached_host
+
+require_sshd()
+pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
+
+NAME = "lab"
+LEASE_S = 2.0
+
+CLIENT = """
+import json, sys
+import skyward as sky
+
+settings, path = json.loads(sys.argv[1])
+
+@sky.compute
+def note(number):
+    import time
+    with open(path, "a") as file:
+        file.write(f"{number}\\\\n")
+    time.sleep(0.02)
+
+pool = sky.ComputePool(provider=sky.SSH(**settings), nodes=2, name="lab", keep="10m", lease=2, display="quiet").open()
+calls = [pool.submit(note, number) for number in range(200)]
+calls[20].result()
+print("under way", flush=True)
+sys.stdin.readline()
+"""
+
+
+@sky.compute
+def where() -> int:
+    return sky.instance_info().node
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, ssh_cache: Path) -> Iterator[tuple[dict[str, object], list[ChaosProxy]]]:
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(cached_host(tmp_path / f"host-{n}", f"127.0.0.{n}", ssh_cache)) for n in (2, 3)]
+        proxies = [
+            stack.enter_context(ChaosProxy(f"127.0.1.{n}", (host.address, host.port)))
+            for n, host in enumerate(hosts, start=2)
+        ]
+        behind = {(proxy.address, proxy.port): host for proxy, host in zip(proxies, hosts, strict=True)}
+        known_hosts = write_known_hosts(tmp_path / "known_hosts", *hosts, through=behind)
+        settings: dict[str, object] = {
+            "hosts": [f"{proxy.address}:{proxy.port}" for proxy in proxies],
+            "key_path": str(hosts[0].key_path),
+            "known_hosts": str(known_hosts),
+        }
+        yield settings, proxies
+        asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
+        for attempt in eventually(30):
+            with attempt:
+                assert not FleetFolder(NAME).has_keeper()
+
+
+def record() -> FleetRecord:
+    found = FleetFolder(NAME).read()
+    assert found is not None
+    return found
+
+
+def test_nodes_outlive_a_client_that_dies_behind_a_cut_link_and_no_call_runs_twice(
+    hosts: tuple[dict[str, object], list[ChaosProxy]], tmp_path: Path
+) -> None:
+    settings, proxies = hosts
+    notes = tmp_path / "notes"
+    order = json.dumps([settings, str(notes)])
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, order], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "under way\n"
+        before = record()
+        for proxy in proxies:
+            proxy.cut()
+        client.kill()
+    time.sleep(LEASE_S + 2)
+    for proxy in proxies:
+        proxy.heal()
+    began = time.monotonic()
+    with sky.attach(NAME, display="quiet") as pool:
+        print("attached", time.monotonic() - began)
+        assert where() @ pool == (0, 1)
+    print("left", time.monotonic() - began)
+    after = record()
+
+    assert [node.ready.pid for node in after.nodes] == [node.ready.pid for node in before.nodes]
+    assert set(Counter(notes.read_text().split()).values()) == {1}
+    asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
+    assert not [node for node in after.nodes if psutil.pid_exists(node.ready.pid)]
