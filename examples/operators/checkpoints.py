@@ -32,7 +32,7 @@ def train(steps: int) -> str:
     return f"the last run began with step {first}, the sum is {total}"
 
 
-@sky.compute(timeout=5, grace=4)
+@sky.compute(timeout=8, grace=5)
 def search() -> str:
     """Search for as long as the call may take, and return what was found until then."""
     tried = 0

@@ -216,6 +216,12 @@ class TimeLimit(CallTimeoutError):
     ``finally`` blocks run and checkpoints can be written meanwhile. A call that catches it may return a result.
     It is raised in the thread that runs the call, also out of a sleep or a wait, but not out of code in C that holds
     the interpreter. A call that lets it pass fails with it, and is not run again.
+
+    Attributes:
+        timeout_s: the call's ``timeout``, in seconds from its beginning on its worker.
+        node: rank of the node.
+        worker: index of the worker on that node.
+        log_path: empty, as the worker lives.
     """
 
 

@@ -110,6 +110,9 @@ class CallGrace:
         report: called with the id of a call and the name of its checkpoint folder, when that is made, and whenever its
             content has changed and is at rest, or does not rest.
         heed: called with True while the running call has handlers that a node which ends waits for, else with False.
+
+    Attributes:
+        in_use: True if the running call has a limit in time, a handler, or a checkpoint.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class CallGrace:
         self._heed = heed
         self._lock = threading.Lock()
         self._ends: dict[EndKind, EndNotice] = {}
+        self.in_use = False  # an attribute, as it is read for every call
         self._call: _GracedCall | None = None
         self._thread = self._pid = 0
         self._handler: Any = None
@@ -146,11 +150,6 @@ class CallGrace:
             signal.signal(signal.SIGURG, self._handler)
 
     @property
-    def in_use(self) -> bool:
-        """True if the running call has a limit in time, a handler, or a checkpoint."""
-        return self._call is not None
-
-    @property
     def is_here(self) -> bool:
         """True in the worker's process, False in one forked from it."""
         return self._pid == os.getpid()
@@ -158,6 +157,7 @@ class CallGrace:
     def begin(self, *, timeout_s: float, grace_s: float, checkpoint: str) -> None:
         """Take note of the limit and the checkpoint of the call that begins."""
         self._call = call = _GracedCall(self._running(), timeout_s, grace_s, checkpoint)
+        self.in_use = True
         if grace_s:
             self._set_timer(call)
 
@@ -190,7 +190,7 @@ class CallGrace:
 
     def end(self) -> None:
         """Forget the call, which is over. Nothing is raised in it any more."""
-        call, self._call = self._call, None
+        call, self._call, self.in_use = self._call, None, False
         if call is None:
             return
         call.over.set()
@@ -258,6 +258,7 @@ class CallGrace:
         call = self._call
         if call is None or call.id != running:
             self._call = call = _GracedCall(running)
+            self.in_use = True
         return call
 
     def _set_timer(self, call: _GracedCall) -> None:

@@ -19,6 +19,7 @@ from skyward.environment.includes_and_volumes import deliver_includes, deliver_v
 from skyward.environment.local_environment import prepare_environment
 from skyward.environment.supervisor_check import SUPERVISOR_GONE, supervisor_check
 from skyward.errors import BootstrapError, PoolStateError, SkywardError, UnreachableError
+from skyward.fleet.checkpoints import NodeCheckpoints
 from skyward.fleet.control_client import ControlClient
 from skyward.fleet.fresh_workers import FreshWorkers
 from skyward.fleet.machine_size import MachineSize, measure_machine
@@ -45,7 +46,7 @@ from skyward.wire.control import (
     RunService,
     Start,
 )
-from skyward.wire.node_config import MIG_UNDO_S, RELEASE_S, NodeConfig, NodeReady
+from skyward.wire.node_config import CHECKPOINTS, MIG_UNDO_S, RELEASE_S, NodeConfig, NodeReady
 
 OVER = (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
 """States of a machine that is not, and will not be, a node."""
@@ -299,10 +300,15 @@ class Node:
         """Return the reader of the files in that folder."""
         return NodeFiles(self.transport, python=self._environment.python, folder=self.files, node=self.rank)
 
-    def files_in(self, folder: str) -> NodeFiles:
-        """Return the reader of the files in another folder, whose name in the node's own is given."""
-        where = f"{self.access.workdir}/{folder}"
-        return NodeFiles(self.transport, python=self._environment.python, folder=where, node=self.rank)
+    def checkpoints(self) -> NodeCheckpoints:
+        """Return the folder of the checkpoints of its calls."""
+        return NodeCheckpoints(
+            transport=self.transport,
+            python=self._environment.python,
+            folder=f"{self.access.workdir}/{CHECKPOINTS}",
+            instance_id=self.instance.id,
+            node=self.rank,
+        )
 
     @property
     def ready(self) -> NodeReady:

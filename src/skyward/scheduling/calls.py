@@ -18,8 +18,8 @@ from skyward.base.platform import allocate_memory
 from skyward.errors import PoolStateError, SerializationError, WorkerLostError
 from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.log_files import record_line
-from skyward.fleet.checkpoints import Checkpoint
 from skyward.hidden_frames import hide_frames, is_explained
+from skyward.scheduling.checkpoints import Checkpoint
 from skyward.scheduling.dispatch_and_retries import CallState, WorkerId
 from skyward.scheduling.mapped_results import MappedResults
 from skyward.shipping.blobs import Blob, Stored
@@ -672,7 +672,8 @@ class CallTable:
             if call.trace is not None:
                 call.trace.ended(call, raw)
             if call.checkpoint is not None:
-                call.checkpoint.drop()
+                # Its worker has removed the folder, unless the call has ended in another way.
+                call.checkpoint.drop(stays_on_node=raw.worker is None)
             call.sink.deliver(call.index, raw)
 
     def _count_failure(self, call: LiveCall, error: messages.PackedError | Exception) -> None:

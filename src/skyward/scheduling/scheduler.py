@@ -32,7 +32,6 @@ from skyward.errors import ConfigurationError, PoolStateError, SkywardError
 from skyward.events.bus import Courier, EventBus
 from skyward.events.log_files import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
-from skyward.fleet.checkpoints import Checkpoint
 from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.fleet.topology import separation
 from skyward.market.autoscale import Workload
@@ -50,6 +49,7 @@ from skyward.scheduling.calls import (
     WorkCount,
     pack_calls,
 )
+from skyward.scheduling.checkpoints import Checkpoint
 from skyward.scheduling.dispatch_and_retries import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
 from skyward.scheduling.services import Services
 from skyward.scheduling.streams import StreamBatch
@@ -521,7 +521,7 @@ class Scheduler:
             report = partial(self._report_checkpoint, call.name, link)
             checkpoint = Checkpoint(item.name, link.node.handle, self._checkpoints, report=report)
             if (earlier := call.checkpoint) is not None:
-                earlier.drop()
+                earlier.drop(stays_on_node=False)
             call.checkpoint = checkpoint
             call.header = replace(call.header or messages.CallHeader(), checkpoint=item.name)
         checkpoint.refresh()

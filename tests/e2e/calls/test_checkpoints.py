@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 import skyward as sky
-from skyward.events import Notice, SkywardEvent
+from skyward.events import Error, Notice, SkywardEvent
+from skyward.machine.local import LocalTransport
 
 WITHIN_S = 60.0
 STEPS = 75
@@ -111,6 +112,26 @@ def test_a_call_whose_node_vanishes_continues_on_the_other_node(
     check(result, log, at_least=15)
     if result["node"] != node:
         assert "continues from its checkpoint" in str([event for event in events if isinstance(event, Notice)])
+
+
+def test_a_checkpoint_that_the_next_node_cannot_take_costs_its_steps_and_not_the_call(
+    pool: sky.ComputePool, events: list[SkywardEvent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = LocalTransport.put
+
+    async def refuse(self: LocalTransport, data: Any, path: str, *, mode: int = 0o600) -> None:
+        if "/checkpoints/" in path:
+            raise OSError(28, "No space left on device")
+        await put(self, data, path, mode=mode)
+
+    monkeypatch.setattr(LocalTransport, "put", refuse)
+    log = tmp_path / "log"
+    future = pool.submit(train, log)
+    pid, node, _ = eventually(lambda: next((row for row in lines(log) if row[2] >= 40), None))
+    os.kill(pid, signal.SIGKILL)
+    result = future.result(WITHIN_S)
+    assert (result["begin"], result["node"]) == (0, 1 - node), "the other worker is idle"
+    assert "begins without its checkpoint" in str([event for event in events if isinstance(event, Error)])
 
 
 def test_nothing_of_a_checkpoint_stays_here_after_its_call(pool: sky.ComputePool, tmp_path: Path) -> None:

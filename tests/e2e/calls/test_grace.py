@@ -20,7 +20,7 @@ def pool() -> Iterator[sky.ComputePool]:
         yield pool
 
 
-@sky.compute(timeout=60, grace=59)
+@sky.compute(timeout=60, grace=57)
 def train(saved: Path, how: str) -> tuple[str, int]:
     step = 0
     try:
@@ -38,7 +38,7 @@ def train(saved: Path, how: str) -> tuple[str, int]:
         saved.write_text(str(step))
 
 
-@sky.compute(retry=(Exception,), timeout=60, grace=59.9)
+@sky.compute(retry=(Exception,), timeout=60, grace=57)
 def fail_at_its_limit(count: Path) -> None:
     with count.open("a") as file:
         file.write("x")
@@ -69,7 +69,7 @@ def test_a_call_may_return_what_it_has_before_its_timeout(pool: sky.ComputePool,
 def test_a_call_that_lets_its_time_limit_pass_fails_with_it_and_its_worker_lives(
     pool: sky.ComputePool, tmp_path: Path
 ) -> None:
-    with pytest.raises(sky.CallTimeoutError, match=r"59 s are left of the call's timeout of 60 s") as caught:
+    with pytest.raises(sky.CallTimeoutError, match=r"57 s are left of the call's timeout of 60 s") as caught:
         train(tmp_path / "saved", "raises") >> pool
     assert isinstance(caught.value, sky.TimeLimit)
     assert (caught.value.timeout_s, caught.value.node, caught.value.worker) == (60, 0, 0)

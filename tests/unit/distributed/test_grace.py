@@ -19,7 +19,7 @@ PLACE = (
     '{"pool_id": "p", "instance_id": "i", "node": 2, "total_nodes": 3, "worker": 1, "workers_per_node": 2, '
     '"head_addr": "", "address": "", "accelerators": [], "memory_limit_bytes": 1, "node_accelerators": 0}'
 )
-PREEMPTION = EndNotice(kind="preemption", at=time.monotonic() + 100)
+PREEMPTION = EndNotice(kind="preemption", at=time.monotonic() + 36_000)
 WITHIN_S = 20.0
 
 

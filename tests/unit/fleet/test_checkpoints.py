@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from skyward.errors import SkywardError, UnreachableError
-from skyward.fleet.checkpoints import Checkpoint
-from skyward.fleet.node_files import NodeFiles
+from skyward.fleet.checkpoints import CheckpointCopy, NodeCheckpoints
 from skyward.machine.access import Completed
 from skyward.machine.local import LocalAccess, LocalTransport
+from skyward.scheduling.checkpoints import Checkpoint
 
 NAME = "0123456789abcdef" * 2
 
@@ -66,9 +66,14 @@ class FakeNode:
         self.transport = WatchedTransport(self.access)
         self.place = folder / "checkpoints" / NAME
 
-    def files_in(self, folder: str) -> NodeFiles:
-        where = f"{self.access.workdir}/{folder}"
-        return NodeFiles(self.transport, python=sys.executable, folder=where, node=self.rank)
+    def checkpoints(self) -> NodeCheckpoints:
+        return NodeCheckpoints(
+            transport=self.transport,
+            python=sys.executable,
+            folder=f"{self.access.workdir}/checkpoints",
+            instance_id=f"machine-{self.rank}",
+            node=self.rank,
+        )
 
     def write(self, step: int) -> None:
         """Write the checkpoint of a step, beside one that stays as it is."""
@@ -101,6 +106,11 @@ class Copied:
     async def move(self, node: FakeNode) -> int:
         return await self.checkpoint.move(self.seen(node))
 
+    async def drop(self, *, stays_on_node: bool) -> None:
+        self.checkpoint.drop(stays_on_node=stays_on_node)
+        assert self.checkpoint._removal is not None
+        await self.checkpoint._removal
+
     def copies(self) -> list[Path]:
         return [*self.here.glob(f"{NAME}-*/*")]
 
@@ -131,10 +141,31 @@ async def test_a_checkpoint_goes_on_to_each_next_node_as_it_is(copied: Copied) -
     assert await copied.move(copied.third) == 5, "it was fetched from a node that still answers"
     assert content(copied.third.place) == content(copied.second.place)
     assert copied.checkpoint.is_on(copied.seen(copied.third))
-    copied.checkpoint.drop()
-    assert copied.checkpoint._removal is not None
-    await copied.checkpoint._removal
+    await copied.drop(stays_on_node=False)
     assert [*copied.here.iterdir()] == []
+    assert copied.third.place.exists(), "its worker removes it"
+
+
+async def test_a_call_that_ends_with_its_worker_leaves_nothing_on_its_node(copied: Copied) -> None:
+    copied.first.write(10)
+    await copied.refresh()
+    await copied.drop(stays_on_node=True)
+    assert not copied.first.place.exists()
+    assert [*copied.here.iterdir()] == []
+
+
+async def test_another_process_goes_on_with_a_copy_and_leaves_what_was_cut_off(copied: Copied, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    copied.first.write(10)
+    await CheckpointCopy(NAME, folder).fetch(copied.first.checkpoints())
+    (folder / "2.part" / NAME / "step-20").mkdir(parents=True)
+    again = CheckpointCopy(NAME, folder)
+    assert await again.put(copied.second.checkpoints()) == 3
+    assert content(copied.second.place) == content(copied.first.place)
+    copied.second.write(20)
+    await again.fetch(copied.second.checkpoints())
+    assert [path.name for path in folder.iterdir()] == ["2"]
+    assert content(folder / "2" / NAME) == content(copied.second.place)
 
 
 async def test_only_what_has_changed_is_fetched_also_after_a_move(copied: Copied) -> None:
