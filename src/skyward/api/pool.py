@@ -472,6 +472,7 @@ class ComputePool(CallsByFunction):
             batch.invocations(),
             self._ready.scheduler,
             ordered=batch.ordered,
+            workers=self.capacity,
             return_exceptions=batch.return_exceptions,
         )
 
@@ -608,7 +609,8 @@ class ComputePool(CallsByFunction):
     def _map_ahead(self, calls: Iterator[Invocation], deadline_s: float | None, chunksize: int) -> Iterator[Any] | None:
         from skyward.api.streams import map_ahead
 
-        return map_ahead(calls, self._ready.scheduler, deadline_s=deadline_s, chunksize=chunksize)
+        scheduler = self._ready.scheduler
+        return map_ahead(calls, scheduler, workers=self.capacity, deadline_s=deadline_s, chunksize=chunksize)
 
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.broadcast_call`."""

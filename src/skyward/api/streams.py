@@ -189,6 +189,7 @@ class ResultStream(Stream[Any]):
         source: yields the calls; read in the reader's thread.
         scheduler: the scheduler of the calls.
         ordered: whether results come in the order of the calls, or else as they arrive.
+        workers: number of workers that the pool has, or may have if it is elastic.
         return_exceptions: whether the exception of a call is an item.
         ends_calls: whether running calls end with the stream, or else go on.
         deadline_s: time by the monotonic clock until which the last result must have come; None for none.
@@ -201,16 +202,18 @@ class ResultStream(Stream[Any]):
         scheduler: Scheduler,
         *,
         ordered: bool,
+        workers: int = 1,
         return_exceptions: bool = False,
         ends_calls: bool = True,
         deadline_s: float | None = None,
         chunksize: int = 1,
     ) -> None:
-        self._window = ResultWindow()
+        self._window = ResultWindow(ordered=ordered)
         super().__init__(self._window.arrivals)
         self._source: Iterator[Invocation] | None = source
         self._scheduler = scheduler
         self._ordered = ordered
+        self._workers = workers
         self._return_exceptions = return_exceptions
         self._ends_calls = ends_calls
         self._deadline_s = deadline_s
@@ -240,7 +243,7 @@ class ResultStream(Stream[Any]):
 
     @property
     def _capacity(self) -> int:
-        return max(1, len(self._scheduler.places))
+        return max(self._workers, len(self._scheduler.places))
 
     @property
     def _most(self) -> int:
@@ -325,10 +328,18 @@ class ResultStream(Stream[Any]):
 
 
 def map_ahead(
-    calls: Iterator[Invocation], scheduler: Scheduler, *, deadline_s: float | None, chunksize: int
+    calls: Iterator[Invocation], scheduler: Scheduler, *, workers: int, deadline_s: float | None, chunksize: int
 ) -> Iterator[Any]:
     """Return the results of ``map`` over what has no length, for calls of ``chunksize`` items each."""
-    results = ResultStream(calls, scheduler, ordered=True, ends_calls=False, deadline_s=deadline_s, chunksize=chunksize)
+    results = ResultStream(
+        calls,
+        scheduler,
+        ordered=True,
+        workers=workers,
+        ends_calls=False,
+        deadline_s=deadline_s,
+        chunksize=chunksize,
+    )
     return results if chunksize == 1 else _flattened(results)
 
 

@@ -30,7 +30,8 @@ class Arrivals:
         """Wake the waiter, if there is one. On the event loop, after the arrival."""
         wake, self._wake = self._wake, None
         if wake is not None:
-            wake()
+            with suppress(RuntimeError):  # the event loop of a coroutine that no longer waits may be closed
+                wake()
 
     def wait(self, is_there: Callable[[], bool], deadline_s: float | None = None) -> bool:
         """Block until ``is_there`` returns True, or the monotonic clock shows the deadline; return whether it is."""
@@ -131,14 +132,18 @@ class ResultWindow:
         work: counts of the calls.
         calls: the unfinished calls.
         results: the outcomes that were not read.
-        finished: numbers of the calls that are over, as they came; the reader removes those that it reads.
+        finished: without an order, numbers of the calls that are over and were not read, as they came.
         submitted: number of all calls.
         arrived: number of all outcomes.
         read: number of the outcomes that were read.
         arrivals: wakes the reader.
+
+    Args:
+        ordered: whether results are read in the order of the calls, or else as they arrive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ordered: bool) -> None:
+        self._ordered = ordered
         self.work = WorkCount()
         self.calls: dict[int, LiveCall] = {}
         self.results: dict[int, RawOutcome] = {}
@@ -181,7 +186,8 @@ class ResultWindow:
         raw.label, raw.number = call.label, call.number
         self._result_bytes += len(raw.data) + sum(memoryview(buffer).nbytes for buffer in raw.buffers)
         self.results[number] = raw
-        self.finished.append(number)
+        if not self._ordered:
+            self.finished.append(number)
         self.arrived += 1
         self.arrivals.notify()
 

@@ -110,6 +110,19 @@ def test_a_cancelled_wait_loses_no_item() -> None:
     assert asyncio.run(read()) == 5
 
 
+def test_an_event_loop_that_was_closed_while_a_reader_waited_is_no_trouble() -> None:
+    generator = Generator()
+    stream = generator.stream()
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.01)
+
+    asyncio.run(give_up())
+    generator.send(5)
+    assert next(stream) == 5
+
+
 def drop(stream: GeneratorStream) -> None:
     del stream
 
@@ -260,6 +273,27 @@ def test_a_source_without_an_end_is_read_as_results_are_read() -> None:
         assert next(results) == number
         assert len(workers.sent) - number <= 4097
     assert max(workers.lots) >= 1024, "together, as each submission wakes the loop"
+    results.close()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_nothing_is_kept_of_results_that_were_read(ordered: bool) -> None:
+    workers = Workers()
+    results = workers.results(range(1000), ordered=ordered)
+    for number in range(1000):
+        while number >= len(workers.sent):
+            results._submit_some()  # pyright: ignore[reportPrivateUsage]
+        workers.answer(number)
+        next(results)
+    window = results._window  # pyright: ignore[reportPrivateUsage]
+    assert not any([window.calls, window.results, window.finished, results._arguments])  # pyright: ignore[reportPrivateUsage]
+    results.close()
+
+
+def test_an_elastic_pool_gets_calls_for_the_workers_that_it_may_have() -> None:
+    workers = Workers()
+    results = workers.results(itertools.count(), workers=8)
+    assert len(workers.sent) == 16
     results.close()
 
 
