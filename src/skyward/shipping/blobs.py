@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from blake3 import blake3
 
@@ -35,8 +35,14 @@ _AT_ONCE = 2
 _SOURCES = 3
 # Nodes that are compared for each transfer, so that its cost does not grow with their number.
 _CONSIDERED = 8
+# Part of a bound that is made free at once, and that a blob has at most to count as small.
+_SMALL_SHARE = 16
 # Nodes that cannot reach each other are detected once, within three seconds (decision 011).
 _TRIALS = 2
+
+
+_Kind: TypeAlias = Literal["of_function", "in_memory"]
+_KINDS: Final[tuple[_Kind, ...]] = get_args(_Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -155,6 +161,7 @@ class NodeBlobs:
         self.giving: Counter[str] = Counter()
         self._exchange = exchange
         self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._nbytes: Counter[_Kind] = Counter()
 
     def hold_present(self, blobs: Sequence[Blob]) -> list[Stored] | None:
         """Hold all of these blobs, for a call that is about to be sent; None if one has not arrived."""
@@ -203,7 +210,7 @@ class NodeBlobs:
     def forget(self, blob_ids: Iterable[str]) -> None:
         """Remove the records of blobs that the node reports missing."""
         for blob_id in blob_ids:
-            self._stored.pop(blob_id, None)
+            self._drop(blob_id)
 
     async def close(self) -> None:
         """Cancel transfers under way."""
@@ -219,6 +226,7 @@ class NodeBlobs:
         more, in_memory = self._make_room(nbytes, self.node.ready.blob_budget_bytes, "in_memory")
         path = f"{self.node.ready.blob_dir if in_memory else self.node.ready.blob_dir_disk}/{blob.id}"
         stored = self._stored[blob.id] = Stored(path, nbytes, in_memory, of_function=blob.of_function)
+        self._nbytes.update({kind: nbytes for kind in _KINDS if getattr(stored, kind)})
         stored.arriving = asyncio.ensure_future(self._arrive(blob, stored, evicted + more))
 
     async def _arrive(self, blob: Blob, stored: Stored, leaving: Sequence[str]) -> None:
@@ -228,7 +236,7 @@ class NodeBlobs:
             await self._fill(blob, stored)
         except BaseException:
             if self._stored.get(blob.id) is stored:
-                del self._stored[blob.id]
+                self._drop(blob.id)
             raise
 
     async def _fill(self, blob: Blob, stored: Stored) -> None:
@@ -239,6 +247,8 @@ class NodeBlobs:
                 raise
             # Removed files may still be mapped for a moment, and other programs fill the same memory.
             stored.path, stored.in_memory = f"{self.node.ready.blob_dir_disk}/{blob.id}", False
+            if self._stored.get(blob.id) is stored:
+                self._nbytes["in_memory"] -= stored.nbytes
             await self._bring(blob, stored)
 
     async def _bring(self, blob: Blob, stored: Stored) -> None:
@@ -259,22 +269,29 @@ class NodeBlobs:
                 "a large argument was changed after its call was submitted: change a copy, or wait for the call"
             )
 
-    def _make_room(self, nbytes: int, bound: int, kind: Literal["of_function", "in_memory"]) -> tuple[list[str], bool]:
+    def _drop(self, blob_id: str) -> None:
+        if (stored := self._stored.pop(blob_id, None)) is not None:
+            self._nbytes.subtract({kind: stored.nbytes for kind in _KINDS if getattr(stored, kind)})
+
+    def _make_room(self, nbytes: int, bound: int, kind: _Kind) -> tuple[list[str], bool]:
         """Evict blobs of a kind for one of ``nbytes``, the least recently used first, none in use.
 
         Return their files, and True if all of that kind then stay within ``bound``.
         """
-        stored = [(blob_id, stored) for blob_id, stored in self._stored.items() if getattr(stored, kind)]
-        used = sum(each.nbytes for _, each in stored)
-        evicted: list[str] = []
-        # A blob larger than the bound evicts nothing: it goes to disk anyway.
-        for blob_id, unused in ((blob_id, each) for blob_id, each in stored if not each.users and nbytes <= bound):
-            if used + nbytes <= bound:
+        used = self._nbytes[kind]
+        if used + nbytes <= bound or nbytes > bound:  # one larger than the bound evicts nothing: it goes to disk anyway
+            return [], nbytes <= bound
+        evicted: list[Stored] = []
+        for blob_id, stored in [(key, each) for key, each in self._stored.items() if getattr(each, kind)]:
+            left = bound - used - nbytes
+            # Small ones go together: each removal is a command on the node.
+            if left >= 0 and (left >= bound // _SMALL_SHARE or stored.nbytes > bound // _SMALL_SHARE):
                 break
-            del self._stored[blob_id]
-            evicted.append(unused.path)
-            used -= unused.nbytes
-        return evicted, used + nbytes <= bound
+            if not stored.users:
+                self._drop(blob_id)
+                evicted.append(stored)
+                used -= stored.nbytes
+        return [each.path for each in evicted], used + nbytes <= bound
 
     async def _remove(self, paths: Sequence[str]) -> None:
         await self.node.transport.run(["rm", "-f", *paths], timeout_s=_REMOVE_TIMEOUT_S)

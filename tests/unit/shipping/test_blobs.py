@@ -32,6 +32,7 @@ class FakeNode:
 
     files: dict[str, int] = field(default_factory=dict)
     puts: list[str] = field(default_factory=list)
+    removals: int = 0
 
     async def put(self, data: bytes | memoryview | Sequence[memoryview], path: str, *, mode: int = 0o600) -> None:
         assert isinstance(data, memoryview)
@@ -43,6 +44,7 @@ class FakeNode:
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes = b"", timeout_s: float
     ) -> Completed:
         assert argv[:2] == ["rm", "-f"]
+        self.removals += 1
         for path in argv[2:]:
             del self.files[path]
         return Completed(exit_code=0, stdout="", stderr="")
@@ -107,6 +109,16 @@ async def test_the_least_recently_used_blob_goes_first() -> None:
     for blob in (old, used, old, new):
         await use(blobs, blob)
     assert sorted(node.files) == sorted([f"/memory/{old.id}", f"/memory/{new.id}"])
+
+
+async def test_small_blobs_are_removed_together() -> None:
+    node = FakeNode()
+    blobs = blobs_on(node)
+    arrays = [np.full(256 << 10, number, dtype="u1") for number in range(80)]
+    for blob in identify(map(memoryview, arrays), ArgumentMemo()):
+        await use(blobs, blob)
+    assert sum(node.files.values()) <= 10 * MIB
+    assert 1 <= node.removals <= 20
 
 
 async def test_blobs_in_use_stay_and_others_go_to_disk() -> None:
