@@ -225,7 +225,8 @@ async def test_client_that_gets_no_pongs_redials(identity: TlsIdentity) -> None:
         node.mute = False
         while await node.heard.get() != Ping(n=1):
             continue
-        assert await node.heard.get() == Ping(n=2)
+        while await node.heard.get() != Ping(n=2):  # on a busy machine it may have given up once more
+            continue
 
 
 async def test_closing_the_client_tells_the_node(identity: TlsIdentity) -> None:
