@@ -12,9 +12,11 @@ from skyward.base.waiting import NotYet, wait_until
 from skyward.environment.bootstrap import Environment
 from skyward.errors import FetchError, SkywardError, UnreachableError
 from skyward.events import LogLine
+from skyward.fleet.checkpoints import NodeCheckpoints
 from skyward.fleet.node_files import NodeFiles
 from skyward.fleet.template_process import added_packages
 from skyward.machine.access import Access, Completed, Transport
+from skyward.wire.node_config import CHECKPOINTS
 
 WAITING: Final = "waiting"
 RUNNING: Final = "running"
@@ -117,6 +119,16 @@ class NodeJobs:
         if not listing.files:
             raise FetchError(f"the outcome {name} is not on node {self.node}")
         await files.fetch(listing.files[0], path)
+
+    def checkpoints(self) -> NodeCheckpoints:
+        """Return the folder of the checkpoints of the node's calls."""
+        return NodeCheckpoints(
+            transport=self._transport,
+            python=self._environment.python,
+            folder=f"{self._workdir}/{CHECKPOINTS}",
+            instance_id=self.instance_id,
+            node=self.node,
+        )
 
     async def cancel(self, job: str) -> None:
         """Cancel the calls of a job that are not over: those that wait get that outcome, running ones are ended."""

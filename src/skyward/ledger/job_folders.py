@@ -87,6 +87,10 @@ class JobFolder:
         """Return the file of a call's output, once it was fetched."""
         return self.path / str(index) / "output"
 
+    def checkpoint(self, index: int) -> Path:
+        """Return the folder of the copy of a call's checkpoints; it has no meaning once the call is over."""
+        return self.path / str(index) / "checkpoint"
+
     def unfetched(self) -> list[int]:
         """Return the calls whose outcome is not here."""
         return [index for index in range(self.record.calls) if not self.outcome(index).exists()]

@@ -1,0 +1,74 @@
+"""Copies of the checkpoints of jobs, beside their calls: taken by attached clients, put onto a call's next node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from skyward.base.waiting import SYSTEM_CLOCK, Clock
+from skyward.errors import SkywardError
+from skyward.fleet.checkpoints import CheckpointCopy
+from skyward.fleet.node_jobs import NodeJobs
+from skyward.ledger.job_folders import JobFolder
+from skyward.shipping.job_file import read_head
+
+_EVERY_S: Final = 10.0
+_logger = logging.getLogger("skyward")
+
+
+class JobCheckpoints:
+    """Copies of the checkpoints of a fleet's jobs. Any later client of the user finds them in the jobs' folders.
+
+    Args:
+        clock: the time between two copies of one checkpoint.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._copied_at: dict[tuple[str, int], float] = {}
+        self._copies: dict[tuple[str, int], CheckpointCopy] = {}
+
+    async def refresh(self, folder: JobFolder, running: Mapping[int, NodeJobs], *, at_once: bool = False) -> None:
+        """Fetch what has changed in the checkpoints of calls that run, every ten seconds at most, or ``at_once``.
+
+        A copy that is not made is no error: the last one stays.
+
+        Args:
+            folder: the job.
+            running: the node of each call that runs.
+            at_once: True if a node is about to be lost.
+        """
+        now = self._clock.monotonic()
+        due = {
+            index: node
+            for index, node in running.items()
+            if at_once or now - self._copied_at.get((folder.record.job, index), now - _EVERY_S) >= _EVERY_S
+        }
+        await asyncio.gather(*(self._fetch(folder, index, node) for index, node in due.items()))
+
+    async def put(self, folder: JobFolder, index: int, node: NodeJobs) -> str:
+        """Put a call's checkpoint onto the node of its next run; return what the user should know of it.
+
+        If that fails, the call begins without it.
+        """
+        try:
+            count = await (await self._copy(folder, index)).put(node.checkpoints())
+        except (SkywardError, OSError) as error:
+            return f"without its checkpoint, which could not be put onto node {node.node}: {error}"
+        return "from its checkpoint" if count else "from its beginning"
+
+    async def _fetch(self, folder: JobFolder, index: int, node: NodeJobs) -> None:
+        try:
+            await (await self._copy(folder, index)).fetch(node.checkpoints())
+        except (SkywardError, OSError) as error:
+            _logger.debug("the checkpoint of job %s[%d] was not copied: %s", folder.record.job, index, error)
+        self._copied_at[folder.record.job, index] = self._clock.monotonic()
+
+    async def _copy(self, folder: JobFolder, index: int) -> CheckpointCopy:
+        known = folder.record.job, index
+        if known not in self._copies:
+            head = await asyncio.to_thread(read_head, folder.call(index))
+            self._copies[known] = CheckpointCopy(head["token"], folder.checkpoint(index))
+        return self._copies[known]
