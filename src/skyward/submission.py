@@ -254,7 +254,10 @@ class TaskSubmitter(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Planned number of workers: the target size of the fleet, even while some of them are not up."""
+        """Planned number of workers: the target size of the fleet, even while some of them are not up.
+
+        Of an elastic pool, the maximum.
+        """
         ...
 
     def submit_calls(self, calls: Sequence[Invocation], *, memo: ArgumentMemo | None = None) -> list[CallFuture[Any]]:
