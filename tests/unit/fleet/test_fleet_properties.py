@@ -58,6 +58,7 @@ END_S = 6000.0
 READY_S = 300.0
 """Within which a sound machine comes up."""
 MAX_PRICE = 5.0
+MOST_NODES = 4
 MACHINES = 3
 """Most machines that are bought for a rank until it has a node."""
 OFFERS = tuple(
@@ -104,6 +105,8 @@ class Plan:
     cancelled_after_s: float | None
     steps: Sequence[Step]
     settles: bool
+    idle_s: float | None = None
+    """Of an elastic pool, which opens with a node less; None for one of a fixed size."""
     offers: Sequence[Fault] = ()
     launches: Sequence[Fault] = ()
     describes: Sequence[Fault] = ()
@@ -152,6 +155,7 @@ def plans(*, from_the_start: bool) -> st.SearchStrategy[Plan]:
         cancelled_after_s=st.sampled_from((None, 0.0, 0.05, 2.0, 100.0) if from_the_start else (None,)),
         steps=st.lists(steps, max_size=3) if from_the_start else st.lists(steps, min_size=3, max_size=16),
         settles=st.booleans(),
+        idle_s=st.sampled_from((None, None, 2.0, 60.0)),
         offers=faults(raising((*REFUSALS, *UNCLEAR)), st.just(HANGS if from_the_start else LATE)),
         launches=faults(
             raising(REFUSALS),
@@ -230,7 +234,7 @@ steps = st.one_of(
         calls=st.lists(calls, min_size=1, max_size=4).map(tuple),
         pause_s=pauses,
     ),
-    st.builds(Step, what=st.just("scale"), which=st.integers(1, 4), other=other, pause_s=pauses),
+    st.builds(Step, what=st.just("scale"), which=st.integers(0, 4), other=other, pause_s=pauses),
     st.builds(
         Step,
         what=st.sampled_from(("cancel", "drop", "release", "stubborn", "lose greetings")),
@@ -265,7 +269,8 @@ class Books:
         self._while_opening: Counter[int] = Counter()
         self.pool = SimulatedPool(
             ledger,
-            nodes=plan.nodes,
+            nodes=plan.nodes if plan.idle_s is None else (plan.nodes - 1, MOST_NODES),
+            idle=plan.idle_s,
             workers=plan.workers,
             away_s=AWAY_S,
             latency_s=plan.latency_s,
@@ -522,7 +527,8 @@ class Life:
             case "release":
                 pool.released.set()
             case "scale":
-                self.scaling.append(asyncio.ensure_future(pool.fleet.scale(step.which, {step.other})))
+                size = max(step.which, self.plan.idle_s is None)
+                self.scaling.append(asyncio.ensure_future(pool.fleet.scale(size, {step.other})))
             case "lose greetings":
                 pool.network.lost_greetings = 1 + step.other
             case "stubborn":
