@@ -301,9 +301,12 @@ class FleetFolder:
         """
         return self._read(FleetRecord.from_json)
 
-    def has_record(self) -> bool:
-        """Return True while there is such a fleet."""
-        return (self.path / _RECORD).exists()
+    def written_at(self) -> float:
+        """Return the Unix time at which the record was written; 0 without one."""
+        try:
+            return (self.path / _RECORD).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     def pool_id(self) -> str:
         """Return the pool's id by the record, of whatever version; empty if there is no such fleet."""

@@ -87,14 +87,15 @@ class Keeper:
 
     async def run(self) -> None:
         """Wait until the fleet has neither a client nor a living node, and end what is left of it."""
-        while self._folder.has_record():
+        while self._folder.written_at():
             try:
                 pause_s = await self._look()
             except Exception as error:  # a full disk or a provider's refusal passes, and machines may cost money
                 _say(f"{type(error).__name__}: {error}")
                 pause_s = _AGAIN_S
-            until = self._clock.elapsed() + pause_s
-            while self._clock.elapsed() < until and self._folder.has_record():  # it may be ended from elsewhere
+            until, record = self._clock.elapsed() + pause_s, self._folder.written_at()
+            # It may be ended from elsewhere, or kept for another time.
+            while self._clock.elapsed() < until and record and self._folder.written_at() == record:
                 await self._clock.sleep(min(_TICK_S, pause_s))
 
     async def _look(self) -> float:
@@ -152,9 +153,26 @@ class Keeper:
 
 
 async def _node_lives(provider: Provider, node: KeptNode) -> bool:
-    """Return False for a node that is over: by the machine, by its provider, or by its hard cap."""
+    """Return False for a node that is over: by its hard cap, by its provider, or by its machine."""
     if node.started.left_s + node.config.timeout_s + MARGIN_S < 0:
         return False
+    return not (await _is_reported_over(provider, node) or await _is_seen_over(node))
+
+
+async def _is_reported_over(provider: Provider, node: KeptNode) -> bool:
+    """Return True if a rented machine has ended by its provider's record."""
+    if provider.own_machines:  # they are asked themselves
+        return False
+    try:
+        (seen,) = await provider.describe([node.instance.id])
+    except Exception as error:
+        _say(f"{provider.name} does not describe machine {node.instance.id}: {error}")
+        return False
+    return seen.state in (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
+
+
+async def _is_seen_over(node: KeptNode) -> bool:
+    """Return True if the machine answers, and has no supervisor any more."""
     access = node.instance.access
     assert access is not None  # it had a client
     check = supervisor_check(node.environment, node.ready.pid, node.instance.id, may_be_wiped=access.boot_s > 0)
@@ -163,16 +181,10 @@ async def _node_lives(provider: Provider, node: KeptNode) -> bool:
         done = await transport.run(check, timeout_s=_CHECK_S)
     except (SkywardError, OSError) as error:
         _say(f"node {node.rank} does not answer: {error}")
-    else:
-        return done.exit_code != SUPERVISOR_GONE
+        return False
     finally:
         await transport.close()
-    try:
-        (seen,) = await provider.describe([node.instance.id])
-    except Exception as error:
-        _say(f"{provider.name} does not describe machine {node.instance.id}: {error}")
-        return True
-    return seen.state not in (InstanceState.STOPPING, InstanceState.GONE, InstanceState.FAILED)
+    return done.exit_code == SUPERVISOR_GONE
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -33,6 +34,8 @@ from skyward.events import (
     Progress,
     SkywardEvent,
 )
+from skyward.fleet.kept import keep_for
+from skyward.ledger.fleet_record import FleetFolder
 from skyward.ledger.ledger import Ledger
 from skyward.testing.aws import LocalEC2, Market, use_ec2
 from skyward.testing.hosts import require_sshd
@@ -186,6 +189,33 @@ def test_the_machine_of_a_killed_client_ends_its_bill_by_itself(start: Start, tm
     assert "TerminateInstances" not in ec2.actions
     assert "ClientInstanceInitiatedShutdown" in str(ec2.instances()).replace(".", "")
     assert processes_of([machine["InstanceId"]]) == []
+
+
+KEPT = CLIENT.replace("lease=3", 'name="cloud", keep="10m", nodes=2')
+
+
+def test_a_kept_fleet_is_taken_over_without_a_purchase_and_nothing_of_it_is_left_when_its_time_is_over(
+    start: Start, ssh_cache: Path
+) -> None:
+    ec2 = start(ssh_cache)
+    command = [sys.executable, "-c", KEPT, ec2.endpoint_url, json.dumps(dict(ec2.settings)), MACHINE]
+    killed = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    bought = sorted(instance["InstanceId"] for instance in ec2.instances())
+    creates = Counter(ec2.actions)["RunInstances"], Counter(ec2.actions)["CreateFleet"]
+    folder = FleetFolder("cloud")
+
+    with sky.attach("cloud", display="quiet") as pool:
+        found = sorted(instance for _, instance in where() @ pool)
+        cost = pool.status.cost
+    assert (Counter(ec2.actions)["RunInstances"], Counter(ec2.actions)["CreateFleet"]) == creates
+    asyncio.run(keep_for(folder, Ledger.of_user(), 2.0))
+    eventually(lambda: not folder.written_at() and not folder.has_keeper())
+
+    assert found == bought
+    assert cost >= 2 * BILLED_S * USD_PER_SECOND  # since their launch, by another process
+    assert {entry.name for entry in folder.path.iterdir()} <= {"lock", "keeper"}
+    nothing_is_left(ec2)
 
 
 @sky.compute(retries=1)
