@@ -10,6 +10,10 @@ from skyward.api.calls import PendingCompute as PendingCompute
 from skyward.api.calls import compute as compute
 from skyward.api.calls import gather as gather
 from skyward.api.executor import PoolExecutor as PoolExecutor
+from skyward.api.jobs import Job as Job
+from skyward.api.jobs import JobState as JobState
+from skyward.api.jobs import job as job
+from skyward.api.jobs import jobs as jobs
 from skyward.api.multipool import MultiPool as MultiPool
 from skyward.api.offers import offers as offers
 from skyward.api.pool import ComputePool as ComputePool

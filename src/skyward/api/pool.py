@@ -65,6 +65,7 @@ from skyward.submission import (
 )
 
 if TYPE_CHECKING:
+    from skyward.api.jobs import Job
     from skyward.api.streams import Stream
     from skyward.scheduling.running_pool import PoolParts, RunningPool
 
@@ -454,6 +455,48 @@ class ComputePool(CallsByFunction):
         running.have_a_node()
         ended = running.scheduler.run([call], everywhere=True)
         return _results(ended, (pending,) * len(ended), return_exceptions=False)
+
+    def spawn(self, call: PendingCompute[Any] | PendingBatch[*tuple[Any, ...]], *, name: str | None = None) -> Job:
+        """Have a call, or a gather, run as a job: it goes on when this program ends. Return at once.
+
+        Each call of it runs on one worker, which takes no other calls meanwhile. The pool stays until its jobs are
+        over, and for its ``keep`` after that.
+
+        Args:
+            call: the call, or ``gather(...)``.
+            name: the job's id, unique in the pool: up to 64 letters, digits, ``.``, ``_`` and ``-``. None makes one of
+                the function's name.
+
+        Raises:
+            ConfigurationError: the pool is not kept, the name is odd or taken, or the workers run a call together.
+            PoolStateError: the pool is not open.
+            SerializationError: a call cannot be pickled.
+        """
+        running = self._ready
+        if not isinstance(call, PendingCompute | PendingBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise not_a_call(call)
+        if running.jobs is None:
+            call.mark_used()
+            raise ConfigurationError(
+                "spawn needs a pool that outlives this program: ComputePool(name='llm', keep='1h', ...)"
+            )
+        from skyward.api.jobs import spawn_calls
+
+        single = isinstance(call, PendingCompute)
+        calls = [each.invocation() for each in ((call,) if single else call.calls)]
+        if self.total_slots > 1 and any(each.gang for each in calls):
+            raise ConfigurationError(
+                f"a job runs on one worker, and {calls[0].label} is decorated with skyward.distributed, to run on all; "
+                "use @, or a pool of one worker"
+            )
+        return spawn_calls(
+            calls,
+            fleet=running.jobs.fleet,
+            pool_id=running.jobs.pool_id,
+            name=name,
+            single=single,
+            return_exceptions=not single and call.return_exceptions,
+        )
 
     def run_generator(self, pending: PendingStream[T], *, everywhere: bool = False) -> tuple[Stream[T], ...]:
         """Run a generator on any worker, or on every worker, and return at once: ``pending >> pool``.

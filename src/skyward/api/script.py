@@ -23,7 +23,6 @@ _HEADER: Final = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(
 """Block of inline metadata, as PEP 723 has it."""
 _PROJECT_MARKS: Final = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 _PROJECT_BYTES: Final = 200 << 20
-_SIGNALLED: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +113,18 @@ def script_header(text: str, name: str) -> dict[str, Any] | None:
 
 
 def script_invocation(script: Script, job: str, *, retries: int = 0) -> Invocation:
-    """Return the call that runs a script on a node; its result is the exit code."""
+    """Return the call that runs a script on a node."""
     return Invocation(fn=run_script, args=(script, job), label=Path(script.name).name, retries=retries)
 
 
 def run_script(script: Script, job: str) -> int:
-    """Run a script on this node, and return its exit code; 128 and more is a signal's number above that.
+    """Run a script on this node, and return its exit code, which is 0.
 
     Its project is unpacked into a folder of the job's name in the working folder of calls, where it stays.
+
+    Raises:
+        CalledProcessError: it ended with another exit code, or by a signal.
+        FileNotFoundError: it states its requirements, and the node has no uv.
     """
     folder = Path.cwd() / job
     with tarfile.open(fileobj=io.BytesIO(script.archive), mode="r:gz") as archive:
@@ -130,14 +133,18 @@ def run_script(script: Script, job: str) -> int:
     project = folder / script.name.partition("/")[0]
     program = [find_uv(), "run", "--quiet", "--script"] if script.has_header else [sys.executable]
     found = [str(place) for place in (project, project / "src") if place.is_dir()]
-    paths = [*found, *filter(None, [os.environ.get("PYTHONPATH")])]
+    if not script.has_header:
+        found += filter(None, [os.environ.get("PYTHONPATH")])
+    command = [str(folder / script.name), *script.arguments]
     done = subprocess.run(
-        [*program, str(folder / script.name), *script.arguments],
+        [*program, *command],
         cwd=folder / script.folder,
-        env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(found)},
         check=False,
     )
-    return done.returncode if done.returncode >= 0 else _SIGNALLED - done.returncode
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command)
+    return 0
 
 
 def find_uv() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from skyward.cli._jobs import cancel, list_jobs, result, run
 from skyward.cli._logs import logs
 from skyward.cli._machines import down, keep_longer, ls, sweep, top
 from skyward.cli._offers import offers
@@ -24,5 +25,5 @@ def main() -> None:
     start_keepers()
 
 
-for command in (clean, doctor, down, env, keep_longer, logs, ls, offers, sweep, top):
+for command in cancel, clean, doctor, down, env, keep_longer, list_jobs, logs, ls, offers, result, run, sweep, top:
     main.add_command(command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ from typing import Any
 
 import click
 
+from skyward.api.jobs import Job
+from skyward.api.jobs import job as find_job
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.cli._base import FAILED, Answer, answers
 from skyward.cli._machines import known_pool
@@ -31,6 +34,7 @@ _LOOK_S = 0.5
 
 @click.command()
 @click.argument("pool", default="", metavar="POOL")
+@click.argument("job", default="", metavar="[JOB]")
 @click.option("--call", metavar="NAME", help="Only this call, such as 'train#3', or all calls of this name: train.")
 @click.option("--node", type=click.IntRange(min=0), help="Only this node, by its rank.")
 @click.option("--worker", type=click.IntRange(min=0), help="Only this worker, by its index on its node.")
@@ -39,19 +43,31 @@ _LOOK_S = 0.5
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the pool ends.")
 @answers
 def logs(
-    *, pool: str, call: str | None, node: int | None, worker: int | None, system: bool, lines: int | None, follow: bool
+    *,
+    pool: str,
+    job: str,
+    call: str | None,
+    node: int | None,
+    worker: int | None,
+    system: bool,
+    lines: int | None,
+    follow: bool,
 ) -> Answer:
-    """Show the output of a pool's calls, while it is open and after it."""
+    """Show the output of a pool's calls, while it is open and after it; or that of a JOB of a kept pool."""
     as_json: bool = click.get_current_context().params["as_json"]
     if as_json and follow:
         raise click.UsageError("--json prints one document, which --follow would never complete: leave one out")
     if call is not None and system:
         raise click.UsageError("--call selects output of calls, which --system leaves out: leave one out")
+    chosen = _Chosen(call=call, node=node, worker=worker, lines=lines)
+    if job:
+        if system:
+            raise click.UsageError("--system has no output of jobs: leave one out")
+        return _logs_of_job(find_job(job, pool=pool), chosen, follow=follow, as_json=as_json)
     ledger = Ledger.of_user()
     folders = {folder.name: folder for folder in known_folders()}
     pool_id = known_pool(ledger, pool, others=[*reversed(folders)])
     folder = folders.get(pool_id)
-    chosen = _Chosen(call=call, node=node, worker=worker, lines=lines)
     if system:
         kept = kept_files(folder / "system") if folder is not None else ()
         return asyncio.run(_NodeOutput(chosen, aloud=not as_json).read(_latest(ledger, pool_id), kept, follow=follow))
@@ -63,6 +79,13 @@ def logs(
     lines_of_calls = _call_lines(chosen, folder, follow=follow)
     document = {"pool": pool_id, "lines": [asdict(line) for line in lines_of_calls] if as_json else []}
     return Answer(document=document, text=_shown_lines(lines_of_calls))
+
+
+def _logs_of_job(job: Job, chosen: _Chosen, *, follow: bool, as_json: bool) -> Answer:
+    found = filter(chosen.has, job.logs(follow=follow))
+    shown = deque(found, chosen.lines) if chosen.lines is not None and not follow else found
+    document = {"job": job.id, "pool": job.pool, "lines": [asdict(line) for line in shown] if as_json else []}
+    return Answer(document=document, text=_shown_lines(shown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skyward.api.jobs import fetch_results
 from skyward.api.live_views import read_snapshot
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, moment, money, provider_options
@@ -83,12 +84,15 @@ def ls(*, everything: bool, providers: Providers) -> Answer:
 def down(*, pools: Sequence[str]) -> Answer:
     """End the machines of pools and of kept fleets, by id or name, of living owners too, and confirm it.
 
-    These pools get no new machines.
+    These pools get no new machines. Results of jobs that are over are fetched first; jobs that are not are named.
     """
     ledger = Ledger.of_user()
     fleets = {folder.pool_id(): folder for folder in kept_fleets()}
     names = {folder.name: pool_id for pool_id, folder in fleets.items()}
     ids = [names.get(pool) or known_pool(ledger, pool) for pool in pools]
+    for folder in filter(None, map(fleets.get, dict.fromkeys(ids))):
+        for job in fetch_results(folder.name):
+            click.echo(f"job {job.id} is not over, or cannot be reached, and ends with {folder.name}", err=True)
     reports = [asyncio.run(_end(ledger, pool_id, fleets.get(pool_id))) for pool_id in dict.fromkeys(ids)]
     document = _outcome_document(reports)
     text = [line for report in reports for line in _outcomes(report)] + [_summary(document)]

@@ -24,6 +24,7 @@ from skyward.fleet.control_client import ControlClient
 from skyward.fleet.fresh_workers import FreshWorkers
 from skyward.fleet.machine_size import MachineSize, measure_machine
 from skyward.fleet.node_files import NodeFiles
+from skyward.fleet.node_jobs import NodeJobs
 from skyward.fleet.node_logs import keep_logs
 from skyward.fleet.supervisor_start import start_supervisor
 from skyward.ledger.fleet_record import KeptNode
@@ -309,6 +310,10 @@ class Node:
             instance_id=self.instance.id,
             node=self.rank,
         )
+
+    def jobs(self) -> NodeJobs:
+        """Return the way to its jobs."""
+        return NodeJobs(self.transport, self.access, self._environment, instance_id=self.instance.id, node=self.rank)
 
     @property
     def ready(self) -> NodeReady:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from skyward.base.waiting import NotYet, wait_until
 from skyward.environment.bootstrap import Environment
@@ -41,7 +42,7 @@ class JobRefusedError(SkywardError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallState:
+class JobCallState:
     """State of one call of a job on its node.
 
     Attributes:
@@ -57,6 +58,11 @@ class CallState:
     since: float = 0.0
     seconds: float = 0.0
     path: str = ""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the state of a node's facts, of which it tells more than these."""
+        return cls(**{name: value for name, value in facts.items() if name in cls.__dataclass_fields__})
 
 
 class NodeJobs:
@@ -89,15 +95,11 @@ class NodeJobs:
         """Store calls, of which the first ``runs`` runs are used up; workers begin with them at once."""
         await self._ask("add", job, *(("--runs", str(runs)) if runs else ()), stdin=calls)
 
-    async def states(self, *job: str) -> Mapping[str, Mapping[int, CallState]]:
+    async def states(self, *job: str) -> Mapping[str, Mapping[int, JobCallState]]:
         """Return the states of all calls, by job and index; of one ``job`` only, if it is given."""
         answer = await self._ask("states", *job)
-        known = CallState.__dataclass_fields__
         return {
-            name: {
-                int(index): CallState(**{fact: value for fact, value in facts.items() if fact in known})
-                for index, facts in calls.items()
-            }
+            name: {int(index): JobCallState.of(facts) for index, facts in calls.items()}
             for name, calls in answer["jobs"].items()
         }
 
@@ -106,8 +108,16 @@ class NodeJobs:
         answer = await self._ask("output", job, str(index), *((at,) if at else ()))
         return [LogLine(*line) for line in answer["lines"]], answer["at"], bool(answer.get("more"))
 
+    async def results(self, job: str, indices: Sequence[int]) -> Mapping[int, tuple[bytes, Sequence[LogLine]]]:
+        """Return outcome file and lines of calls that are over: of the first ones, as many as an answer holds."""
+        answer = await self._ask("results", job, stdin=json.dumps(list(indices)).encode())
+        return {
+            int(index): (base64.b64decode(facts["outcome"]), [LogLine(*line) for line in facts["lines"]])
+            for index, facts in answer["results"].items()
+        }
+
     async def fetch_outcome(self, name: str, path: Path) -> None:
-        """Copy the file of an outcome, :attr:`CallState.path`, to ``path``, whole or not at all.
+        """Copy the file of an outcome, :attr:`JobCallState.path`, to ``path``, whole or not at all.
 
         Raises:
             FetchError: it is not there.

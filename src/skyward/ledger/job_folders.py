@@ -38,7 +38,6 @@ class JobRecord(JsonRecord):
         calls: number of its calls.
         single: True for one call, False for a gather.
         return_exceptions: whether a gather returns exceptions in place of results.
-        script: True if its result is a script's exit code.
         spawned_at: time in seconds since the epoch.
         places: instance id of the node that has each call.
         runs: number of each call's runs that began on nodes that are lost.
@@ -51,7 +50,6 @@ class JobRecord(JsonRecord):
     single: bool
     spawned_at: float
     return_exceptions: bool = False
-    script: bool = False
     places: tuple[str, ...] = ()
     runs: tuple[int, ...] = ()
 
@@ -172,7 +170,7 @@ def job_folders(fleet: str | None = None) -> Sequence[JobFolder]:
 
 
 def _folders_in(home: Path) -> Iterator[JobFolder]:
-    for path in home.glob("*"):
+    for path in home.glob("[!.]*"):  # others are being made
         if (folder := _folder_at(path, home.parent.name)) is not None:
             yield folder
 

@@ -10,34 +10,28 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.errors import SkywardError
 from skyward.events import LogLine
-from skyward.fleet.node_jobs import RUNNING, UNFINISHED, CallState, JobRefusedError, NodeJobs
+from skyward.fleet.node_jobs import RUNNING, UNFINISHED, WAITING, JobCallState, JobRefusedError, NodeJobs
 from skyward.ledger.job_folders import JobFolder, job_folders, loads, write_private
+from skyward.market.autoscale import Workload
 from skyward.shipping.job_file import JobEnd, JobOutcome, join_calls, outcome_parts, read_end, read_head
 
 UNKNOWN: Final = "unknown"
 """State of a call whose node cannot be asked, or is gone."""
 _LOOK_S = 30.0  # besides reports of the nodes; for jobs that another program has spawned, too
+_LAST_LOOK_S = 10.0
+_NAMED = 5
 _logger = logging.getLogger("skyward")
 
-States = Mapping[str, Mapping[str, Mapping[int, CallState]]]
+States = Mapping[str, Mapping[str, Mapping[int, JobCallState]]]
 """States of calls by instance, job and index; without the instances that did not answer."""
-
-
-class JobNodes(Protocol):
-    """Nodes of a fleet, as far as a program reaches them."""
-
-    async def reached(self) -> Sequence[NodeJobs]:
-        """Return the nodes that may be asked."""
-        ...
 
 
 def choose_places(calls: int, load: Mapping[str, int]) -> tuple[str, ...]:
@@ -77,7 +71,7 @@ async def hand_over(folder: JobFolder, nodes: Iterable[NodeJobs], indices: Itera
 async def states_on(nodes: Iterable[NodeJobs], *job: str) -> States:
     """Return the states of all calls, or of one ``job``, on the nodes that answer."""
 
-    async def ask(node: NodeJobs) -> tuple[str, Mapping[str, Mapping[int, CallState]]] | None:
+    async def ask(node: NodeJobs) -> tuple[str, Mapping[str, Mapping[int, JobCallState]]] | None:
         try:
             return node.instance_id, await node.states(*job)
         except JobRefusedError as refusal:
@@ -89,33 +83,54 @@ async def states_on(nodes: Iterable[NodeJobs], *job: str) -> States:
     return dict(filter(None, await asyncio.gather(*map(ask, nodes))))
 
 
-def state_of(folder: JobFolder, index: int, states: States) -> CallState | None:
+def state_of(folder: JobFolder, index: int, states: States) -> JobCallState | None:
     """Return the state of a call: from its outcome here, or from its node; None if that has never seen it."""
     with suppress(OSError, ValueError):
         end = read_end(folder.outcome(index))
-        return CallState(state=end.end, runs=end.attempt, seconds=end.seconds)
+        return JobCallState(state=end.end, runs=end.attempt, seconds=end.seconds)
     record = folder.record
+    if not record.places[index]:
+        return JobCallState(state=WAITING)
     known = states.get(record.places[index])
     if known is None:
-        return CallState(state=UNKNOWN, runs=record.runs[index])
+        return JobCallState(state=UNKNOWN, runs=record.runs[index])
     return known.get(record.job, {}).get(index)
 
 
-async def fetch_call(folder: JobFolder, index: int, node: NodeJobs, state: CallState) -> None:
-    """Copy the output and the outcome of a call that is over from its node. Idempotent.
+async def fetch_over(folder: JobFolder, nodes: Iterable[NodeJobs], states: States) -> None:
+    """Copy outcome and output of those calls of a job that are over from their nodes. Idempotent.
 
     Raises:
-        UnreachableError: the node does not answer.
-        FetchError: its outcome cannot be read there.
+        UnreachableError: a node does not answer.
+        FetchError: an outcome cannot be read there.
         OSError: there is no room here.
     """
-    if folder.outcome(index).exists():
-        return
-    lines = [line async for line in lines_of(node, folder.record.job, index)]
-    await asyncio.to_thread(write_private, folder.output(index), [_text(line) for line in lines])
-    await node.fetch_outcome(state.path, folder.outcome(index))  # last: it says that all is here
-    with suppress(FileNotFoundError):
-        folder.call(index).unlink()
+    for node in nodes:
+        known = states.get(node.instance_id, {}).get(folder.record.job, {})
+        over = [
+            index
+            for index in folder.unfetched()
+            if folder.record.places[index] == node.instance_id
+            and (state := known.get(index)) is not None
+            and state.state not in UNFINISHED
+        ]
+        while over:
+            results = await node.results(folder.record.job, over)
+            for index, (outcome, lines) in results.items():
+                await asyncio.to_thread(_keep, folder, index, outcome, lines)
+            if not results:  # the first one is large
+                lines = [line async for line in lines_of(node, folder.record.job, over[0])]
+                await asyncio.to_thread(_keep, folder, over[0], None, lines)
+                await node.fetch_outcome(known[over[0]].path, folder.outcome(over[0]))
+                folder.call(over[0]).unlink(missing_ok=True)
+            over = over[len(results) or 1 :]
+
+
+def _keep(folder: JobFolder, index: int, outcome: bytes | None, lines: Iterable[LogLine]) -> None:
+    write_private(folder.output(index), map(_text, lines))
+    if outcome is not None:
+        write_private(folder.outcome(index), [outcome])  # last: it says that all is here
+        folder.call(index).unlink(missing_ok=True)
 
 
 async def lines_of(node: NodeJobs, job: str, index: int) -> AsyncGenerator[LogLine]:
@@ -138,7 +153,7 @@ def _text(line: LogLine) -> bytes:
     return json.dumps([*asdict(line).values()]).encode() + b"\n"
 
 
-def runs_used(placed: int, seen: CallState | None, *, preempted: bool, retries: int) -> int:
+def runs_used(placed: int, seen: JobCallState | None, *, preempted: bool, retries: int) -> int:
     """Return how many runs of a call are used up once its node is lost.
 
     A call that waited there when it was last seen may have begun since. A preemption uses up no retry of a call that
@@ -187,12 +202,15 @@ class FleetJobs:
         self._present = present
         self._publish = publish
         self._changed = asyncio.Event()
+        self._looked = asyncio.Event()
         self._preempted: set[str] = set()
-        self._seen: dict[tuple[str, int], CallState] = {}
+        self._seen: dict[tuple[str, int], JobCallState] = {}
+        self._unfinished: Counter[int] = Counter()
+        self._unplaced = 0
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
-    async def reached(self) -> Sequence[NodeJobs]:
+    def reached(self) -> Sequence[NodeJobs]:
         """Return the nodes that can be asked."""
         return self._nodes()
 
@@ -202,29 +220,53 @@ class FleetJobs:
         self._task = asyncio.get_running_loop().create_task(self._look_after())
 
     async def close(self) -> None:
-        """Leave the jobs to their nodes. Idempotent."""
+        """Fetch what is over, and leave the other jobs to their nodes; tell the user which. Idempotent."""
         if _attached.get(self.fleet) is self:
             del _attached[self.fleet]
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with suppress(TimeoutError, SkywardError, OSError):
+            async with asyncio.timeout(_LAST_LOOK_S):
+                await self.look()
+        if names := [folder.record.job for folder in self.folders() if folder.unfetched()]:
+            others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+            self._publish(
+                f"not over: {', '.join(names[:_NAMED])}{others}. Nodes go on with their jobs; `skyward jobs "
+                f"{self.fleet}` lists them"
+            )
 
     def look_soon(self) -> None:
         """Look at the jobs now: one was spawned, has ended, or a node came or went."""
         self._changed.set()
 
-    def note_preempted(self, instance_id: str) -> None:
-        """Note that a machine is taken back by its provider."""
-        self._preempted.add(instance_id)
+    def note_loss(self, instance_id: str, *, preempted: bool) -> None:
+        """Note that a machine is lost, or will be; look what becomes of its jobs."""
+        if preempted:
+            self._preempted.add(instance_id)
+        self.look_soon()
 
     def folders(self) -> Sequence[JobFolder]:
         """Return the jobs of this fleet."""
         return [folder for folder in job_folders(self.fleet) if folder.record.pool_id == self.pool_id]
 
-    def unfinished_on(self, instance_id: str) -> int:
-        """Return the number of calls that a node has and that are not fetched."""
-        return loads(self.folders(), [instance_id])[instance_id]
+    def unfinished_on(self, rank: int) -> int:
+        """Return the number of calls that a node had at the last look and that are not over."""
+        return self._unfinished[rank]
+
+    def added_to(self, load: Workload) -> Workload:
+        """Return the work of the pool with its jobs: a node with one is not idle, and one without a node needs it."""
+        idle_s = {rank: 0.0 if self._unfinished[rank] else idle_s for rank, idle_s in load.idle_s.items()}
+        return replace(load, calls=load.calls + self._unplaced, idle_s=idle_s)
+
+    async def wait_for_look(self, within_s: float) -> None:
+        """Return after the next look that a report of a node leads to, or after so many seconds."""
+        looked = self._looked
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await looked.wait()
 
     async def _look_after(self) -> None:
         while True:
@@ -233,6 +275,8 @@ class FleetJobs:
                 await self.look()
             except Exception:
                 _logger.exception("the jobs of %s could not be looked at", self.fleet)
+            looked, self._looked = self._looked, asyncio.Event()
+            looked.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._changed.wait()
@@ -241,10 +285,13 @@ class FleetJobs:
         """Hand over, fetch and move what is due, once."""
         async with self._looking:
             due = [(folder, indices) for folder in self.folders() if (indices := folder.unfetched())]
+            self._unplaced = sum(not folder.record.places[index] for folder, indices in due for index in indices)
             if not due:
+                self._unfinished.clear()
                 return
             nodes = {node.instance_id: node for node in self._nodes()}
             states = await states_on(nodes.values())
+            self._unfinished = Counter(nodes[place].node for place in _unfinished_in(states))
             for folder, indices in due:
                 try:
                     await self._look_at(folder, indices, nodes, states)
@@ -257,7 +304,9 @@ class FleetJobs:
         present, absent = set(self._present()), list[int]()
         for index in indices:
             place, state = folder.record.places[index], state_of(folder, index, states)
-            if state is None:
+            if not place and nodes:
+                folder.move(index, choose_places(1, loads(self.folders(), nodes))[0], 0)
+            if state is None or not place:
                 absent.append(index)
             elif state.state == UNKNOWN:
                 if place not in present and present:
@@ -265,9 +314,9 @@ class FleetJobs:
                     absent.append(index)
             elif state.state in UNFINISHED:
                 self._seen[folder.record.job, index] = state
-            else:
-                await fetch_call(folder, index, nodes[place], state)
-        await hand_over(folder, nodes.values(), [index for index in absent if not folder.outcome(index).exists()])
+        await fetch_over(folder, nodes.values(), states)
+        if absent := [index for index in absent if not folder.outcome(index).exists()]:
+            await hand_over(folder, nodes.values(), absent)
 
     async def _move(self, folder: JobFolder, index: int, nodes: Mapping[str, NodeJobs]) -> None:
         """Place a call whose node is lost on another one, or end it if it may not run again."""
@@ -289,14 +338,15 @@ class FleetJobs:
             self._publish(f"job {name} runs again from its beginning: its node, {before}, was lost")
 
 
+def _unfinished_in(states: States) -> Iterator[str]:
+    """Yield the instance of each call that is not over."""
+    for instance_id, known in states.items():
+        yield from (instance_id for calls in known.values() for call in calls.values() if call.state in UNFINISHED)
+
+
 _attached: dict[str, FleetJobs] = {}
 
 
 def attached_jobs(fleet: str) -> FleetJobs | None:
     """Return what looks after the jobs of a fleet whose client this process is."""
     return _attached.get(fleet)
-
-
-async def pause(seconds: float) -> None:
-    """Wait before the next look at a job."""
-    await SYSTEM_CLOCK.sleep(seconds)

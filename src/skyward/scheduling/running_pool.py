@@ -46,12 +46,14 @@ from skyward.request.request import PoolRequest
 from skyward.scheduling.calls import CallObserver
 from skyward.scheduling.certificates import issue
 from skyward.scheduling.elastic import ElasticSize
+from skyward.scheduling.jobs import FleetJobs
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.services import Services
 from skyward.shipping.function_cache import FunctionCache
 from skyward.shipping.pickling import LARGE_BYTES, LARGE_HERE_BYTES
 from skyward.submission import FleetStatus, NodeStatus
 from skyward.wire.control import (
+    JobRunning,
     Message,
     NodeMetrics,
     Preempting,
@@ -59,6 +61,7 @@ from skyward.wire.control import (
     SupervisorTrouble,
     TimeoutWarning,
     VolumeTrouble,
+    WorkerExit,
 )
 from skyward.wire.frames import TlsIdentity, client_context
 
@@ -104,11 +107,13 @@ class RunningPool:
         fleet: the nodes, once the pool opens.
         services: the services of front-ends on them.
         scheduler: the calls on them.
+        jobs: the jobs on them; None for a pool that is not kept.
     """
 
     fleet: Fleet
     services: Services
     scheduler: Scheduler
+    jobs: FleetJobs | None = None
 
     def __init__(
         self, parts: PoolParts, provider: Provider, request: PoolRequest, *, restart: str = "", as_found: bool = False
@@ -139,6 +144,8 @@ class RunningPool:
                 asyncio.get_running_loop().run_in_executor(None, read_own_wheel)
             nodes = await self._open_fleet()
             self._opened = True
+            if self.jobs is not None:
+                self.jobs.open()
             self._bus.publish(PoolStarted(nodes, nodes * self._request.workers_per_node))
             spending.report()
             self._begin_to_follow_work()
@@ -291,11 +298,25 @@ class RunningPool:
             elastic=request.elastic is not None,
             checkpoints=folder and folder / "checkpoints",
         )
+        self.jobs = self.scheduler.jobs = self._make_jobs(fleet)
         to_close.push_async_callback(self._end_calls)
         to_close.callback(fleet.close)
         to_close.callback(spending.close)
         self._is_complete = True
         return spending
+
+    def _make_jobs(self, fleet: Fleet) -> FleetJobs | None:
+        if not self._request.keep_s:
+            return None
+        jobs = FleetJobs(
+            self._request.name,
+            self._parts.pool_id,
+            nodes=lambda: [node.jobs() for node in fleet.started_nodes()],
+            present=lambda: [member.node.instance.id for member in fleet.members.values() if member.node],
+            publish=lambda text: self._bus.publish(Notice(text)),
+        )
+        self._to_close.push_async_callback(jobs.close)
+        return jobs
 
     @property
     def _found(self) -> FleetRecord | None:
@@ -376,8 +397,19 @@ class RunningPool:
             self.scheduler.end_calls(self.scheduler.calls, kill=True, error=error)
         await self.scheduler.close(self._spent)
 
+    def _note_jobs(self, jobs: FleetJobs, node: Node, message: Message | LinkDown | LinkUp) -> None:
+        match message:
+            case Preempting():
+                jobs.note_loss(node.instance.id, preempted=True)
+            case WorkerExit() | JobRunning(job=""):
+                jobs.look_soon()
+            case _:
+                pass
+
     def _on_node_message(self, node: Node, message: Message | LinkDown | LinkUp) -> None:
         self.scheduler.handle(node, message)
+        if self.jobs is not None:
+            self._note_jobs(self.jobs, node, message)
         if (event := _event_of(node, message)) is not None:
             if isinstance(event, Metrics):
                 self._metrics[event.instance_id] = event

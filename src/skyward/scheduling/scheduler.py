@@ -51,6 +51,7 @@ from skyward.scheduling.calls import (
 )
 from skyward.scheduling.checkpoints import Checkpoint
 from skyward.scheduling.dispatch_and_retries import Action, Cancel, Dispatch, GiveUp, Revoke, Send, WorkerId
+from skyward.scheduling.jobs import FleetJobs
 from skyward.scheduling.services import Services
 from skyward.scheduling.streams import StreamBatch
 from skyward.scheduling.worker_link import (
@@ -121,7 +122,10 @@ class Scheduler:
         links: links to the workers of attached nodes, by id.
         places: ids of the workers that the fleet should have, in order, present or not.
         calls: the unfinished calls.
+        jobs: the jobs on the nodes; None for a pool that is not kept.
     """
+
+    jobs: FleetJobs | None = None
 
     def __init__(
         self,
@@ -633,6 +637,8 @@ class Scheduler:
             await asyncio.gather(*(link.ready for link in links))
         finally:
             patience.cancel()
+        if self.jobs is not None:
+            self.jobs.look_soon()
 
     def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
         """Remove a node that is gone; its calls run elsewhere, pinned ones on its replacement."""
@@ -641,6 +647,8 @@ class Scheduler:
         for link in [link for link in self.links.values() if link.id.node == rank]:
             link.give_up(reason)
             self._remove(link, reason, preempted=preempted)
+            if self.jobs is not None:
+                self.jobs.note_loss(link.node.handle.instance.id, preempted=preempted)
         self._leaving -= {rank}
         if for_good:
             workers, now = self._workers_of(rank), self._loop.time()
@@ -656,6 +664,8 @@ class Scheduler:
 
         def is_idle() -> bool:
             waiting = rank not in self._leaving  # otherwise its successor does the waiting calls
+            if waiting and self.jobs is not None and self.jobs.unfinished_on(rank):
+                return False
             return all(self._dispatch.drained(worker_id, waiting=waiting) for worker_id in self._workers_of(rank))
 
         await self._wait(is_idle, f"the calls on node {rank} to end")
@@ -997,7 +1007,8 @@ class Scheduler:
 
     def workload(self) -> Workload:
         """Return the work that waits and runs, and since when nodes have none."""
-        return self._dispatch.workload(self._loop.time())
+        load = self._dispatch.workload(self._loop.time())
+        return load if self.jobs is None else self.jobs.added_to(load)
 
     def snapshot(self, base: PoolSnapshot) -> PoolSnapshot:
         """Return ``base`` with the calls, and with the present state of its nodes' workers."""

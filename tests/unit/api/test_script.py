@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import sys
 import tarfile
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
-from skyward.api.script import project_of, read_script, run_script, script_header
+from skyward.api.script import Script, project_of, read_script, run_script, script_header
 from skyward.errors import ConfigurationError
+from skyward.shipping.remote_exceptions import pack_error, unpack_error
 
 HEADER = """\
 # /// script
@@ -48,6 +51,16 @@ def test_headers(text: str, header: object) -> None:
 def test_wrong_headers_are_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         script_header(text, "train.py")
+
+
+def exit_code(script: Script, job: str = "job") -> int:
+    try:
+        return run_script(script, job)
+    except CalledProcessError as error:
+        again = unpack_error(pack_error(error), where="a node")
+        assert isinstance(again, CalledProcessError)
+        assert again.cmd[1:] == [*script.arguments]
+        return again.returncode
 
 
 @pytest.fixture
@@ -94,7 +107,7 @@ def test_a_script_runs_in_its_project_and_its_exit_code_is_the_result(
     (tmp_path / "node").mkdir()
     monkeypatch.chdir(tmp_path / "node")
 
-    assert run_script(script, "run-7") == 4
+    assert exit_code(script, "run-7") == 4
 
     assert capfd.readouterr().out == "3 7 --lr 1\n"
     assert (tmp_path / "node/run-7/project/settings.ini").exists()
@@ -105,14 +118,29 @@ def test_exit_codes(ends: str, code: int, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "end.py").write_text(f"import sys\nsys.exit({ends})\n")
     monkeypatch.chdir(tmp_path)
 
-    assert run_script(read_script(tmp_path / "end.py"), "job") == code
+    assert exit_code(read_script(tmp_path / "end.py")) == code
 
 
-def test_a_signal_is_an_exit_code_above_128(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_is_a_negative_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "end.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     monkeypatch.chdir(tmp_path)
 
-    assert run_script(read_script(tmp_path / "end.py"), "job") == 137
+    assert exit_code(read_script(tmp_path / "end.py")) == -9
+
+
+def test_a_header_is_the_scripts_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "import sys, importlib.util\nprint(importlib.util.find_spec('msgpack'), sys.argv[1:])\nsys.exit(5)\n"
+    (tmp_path / "train.py").write_text(f"# /// script\n# dependencies = []\n# ///\n{text}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # uv leaves its lock there
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_PYTHON", str(Path(sys.executable).resolve()))
+
+    assert exit_code(read_script(tmp_path / "train.py", ["--n", "1"])) == 5
+
+    assert capfd.readouterr().out == "None ['--n', '1']\n"
 
 
 def test_a_script_without_a_project_takes_its_folder_along(tmp_path: Path) -> None:

@@ -58,7 +58,11 @@ async def test_a_job_from_its_addition_to_its_outcome(node: NodeJobs, store: Job
     await node.fetch_outcome(over.path, tmp_path / "outcome")
     assert len(outcome_value(read_outcome(tmp_path / "outcome"), where="")) == 9 << 20
 
+    assert await node.results("run-7", [0]) == {}  # too large for an answer
     await node.cancel("run-7")
+    results = await node.results("run-7", [1])
+    (tmp_path / "cancelled").write_bytes(results[1][0])
+    assert (read_outcome(tmp_path / "cancelled").end, results[1][1]) == (JobEnd.CANCELLED, [])
     assert [call.state for call in (await node.states("run-7"))["run-7"].values()] == [JobEnd.VALUE, JobEnd.CANCELLED]
 
 

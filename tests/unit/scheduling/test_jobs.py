@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyward.errors import WorkerLostError
-from skyward.fleet.node_jobs import RUNNING, WAITING, CallState
-from skyward.ledger.job_folders import JobFolder, JobRecord, make_folder
-from skyward.scheduling.jobs import FleetJobs, choose_places, hand_over, runs_used
+from skyward.fleet.node_jobs import RUNNING, WAITING, JobCallState
+from skyward.ledger.job_folders import JobFolder, JobRecord, find_job, job_folders, make_folder
+from skyward.market.autoscale import Workload
+from skyward.scheduling.jobs import FleetJobs, choose_places, hand_over, kept_lines, runs_used
 from skyward.shipping.job_file import call_bytes, job_call, outcome_value, read_outcome
 from skyward.submission import Invocation
-from support.job_nodes import MemoryNode
+from support.job_nodes import StoreNode
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +28,11 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> list[MemoryNode]:
-    return [MemoryNode(name, tmp_path, node) for node, name in enumerate(("i-0", "i-1"))]
+def nodes(tmp_path: Path) -> list[StoreNode]:
+    return [StoreNode(name, tmp_path, node) for node, name in enumerate(("i-0", "i-1"))]
 
 
-def fleet(nodes: list[MemoryNode], said: list[str] | None = None, pool_id: str = "sky-1") -> FleetJobs:
+def fleet(nodes: list[StoreNode], said: list[str] | None = None, pool_id: str = "sky-1") -> FleetJobs:
     reached: Any = nodes
     return FleetJobs(
         "llm",
@@ -41,8 +47,12 @@ def double(x: int) -> int:
     return 2 * x
 
 
-def job(name: str, *places: str, retries: int = 1) -> JobFolder:
-    calls = [call_bytes(job_call(Invocation(fn=double, args=(i,), retries=retries))) for i in range(len(places))]
+def repeat(x: int) -> bytes:
+    return b"." * 100 * x**2
+
+
+def job(name: str, *places: str, retries: int = 1, function: Callable[..., object] = double) -> JobFolder:
+    calls = [call_bytes(job_call(Invocation(fn=function, args=(i,), retries=retries))) for i in range(len(places))]
     record = JobRecord(
         job=name,
         pool_id="sky-1",
@@ -73,18 +83,18 @@ def test_calls_go_where_the_fewest_wait(calls: int, load: dict[str, int], places
     ("placed", "seen", "preempted", "used"),
     [
         (0, None, False, 1),  # it may have begun
-        (0, CallState(state=WAITING), False, 1),
-        (0, CallState(state=RUNNING, runs=1), False, 1),
-        (0, CallState(state=RUNNING, runs=2), False, 2),
-        (0, CallState(state=WAITING, runs=1), False, 2),
-        (1, CallState(state=RUNNING, runs=2), False, 2),
+        (0, JobCallState(state=WAITING), False, 1),
+        (0, JobCallState(state=RUNNING, runs=1), False, 1),
+        (0, JobCallState(state=RUNNING, runs=2), False, 2),
+        (0, JobCallState(state=WAITING, runs=1), False, 2),
+        (1, JobCallState(state=RUNNING, runs=2), False, 2),
         (1, None, False, 2),
-        (0, CallState(state=RUNNING, runs=1), True, 0),
+        (0, JobCallState(state=RUNNING, runs=1), True, 0),
         (1, None, True, 1),
     ],
 )
 def test_a_lost_node_uses_up_each_run_that_may_have_begun(
-    placed: int, seen: CallState | None, preempted: bool, used: int
+    placed: int, seen: JobCallState | None, preempted: bool, used: int
 ) -> None:
     assert runs_used(placed, seen, preempted=preempted, retries=3) == used
 
@@ -93,21 +103,20 @@ def test_a_preemption_uses_up_the_only_run_of_a_call_without_retries() -> None:
     assert runs_used(0, None, preempted=True, retries=0) == 1
 
 
-async def test_calls_that_a_node_does_not_have_are_handed_over(nodes: list[MemoryNode]) -> None:
+async def test_calls_that_a_node_does_not_have_are_handed_over(nodes: list[StoreNode]) -> None:
     folder = job("run-7", "i-0", "i-1", "i-0")
 
     await fleet(nodes).look()
 
-    assert sorted(nodes[0].known) == [("run-7", 0), ("run-7", 2)]
-    assert sorted(nodes[1].known) == [("run-7", 1)]
+    assert nodes[0].states_of() == {0: "waiting", 2: "waiting"}
+    assert nodes[1].states_of() == {1: "waiting"}
     assert folder.unfetched() == [0, 1, 2]
 
 
-async def test_outcomes_and_output_are_fetched_as_calls_end(nodes: list[MemoryNode]) -> None:
+async def test_outcomes_and_output_are_fetched_as_calls_end(nodes: list[StoreNode]) -> None:
     folder, looked_after = job("run-7", "i-0", "i-1"), fleet(nodes)
     await looked_after.look()
-    for text in ("one", "two", "three"):
-        nodes[1].say("run-7", text, 1)
+    nodes[1].say(nodes[1].begin("run-7", 1), "one", "two", "three")
     nodes[1].run("run-7", 1)
 
     await looked_after.look()
@@ -115,10 +124,23 @@ async def test_outcomes_and_output_are_fetched_as_calls_end(nodes: list[MemoryNo
     assert folder.unfetched() == [0]
     assert not folder.call(1).exists()
     assert folder.call(0).exists()
-    assert oct(folder.outcome(1).parent.stat().st_mode)[-3:] == "700"
+    assert [line.line for line in kept_lines(folder.output(1))] == ["one", "two", "three"]
 
 
-async def test_a_call_of_a_lost_node_runs_elsewhere_with_its_run_used_up(nodes: list[MemoryNode]) -> None:
+async def test_many_outcomes_and_large_ones_are_fetched(nodes: list[StoreNode]) -> None:
+    folder, looked_after = job("run-7", *["i-0"] * 10, function=repeat), fleet(nodes)
+    await looked_after.look()
+    for index in range(10):
+        nodes[0].run("run-7", index)
+
+    await looked_after.look()
+
+    values = [outcome_value(read_outcome(folder.outcome(index)), where="") for index in range(10)]
+    assert [len(value) for value in values] == [100 * index**2 for index in range(10)]
+    assert not any(folder.call(index).exists() for index in range(10))
+
+
+async def test_a_call_of_a_lost_node_runs_elsewhere_with_its_run_used_up(nodes: list[StoreNode]) -> None:
     said: list[str] = []
     folder, looked_after = job("run-7", "i-0", retries=1), fleet(nodes, said)
     await looked_after.look()
@@ -132,12 +154,12 @@ async def test_a_call_of_a_lost_node_runs_elsewhere_with_its_run_used_up(nodes: 
 
     folder.refresh()
     assert folder.record.places == ("i-1",)
-    assert nodes[0].runs["run-7", 0] == 2
+    assert read_outcome(folder.outcome(0)).attempt == 2
     assert folder.unfetched() == []
     assert said == ["job run-7 runs again from its beginning: its node, i-0, was lost"]
 
 
-async def test_a_call_without_a_retry_fails_with_its_node(nodes: list[MemoryNode]) -> None:
+async def test_a_call_without_a_retry_fails_with_its_node(nodes: list[StoreNode]) -> None:
     folder, looked_after = job("run-7", "i-0", retries=0), fleet(nodes)
     await looked_after.look()
     del nodes[0]
@@ -146,13 +168,13 @@ async def test_a_call_without_a_retry_fails_with_its_node(nodes: list[MemoryNode
 
     with pytest.raises(WorkerLostError, match=r"job run-7 ended with its node, i-0.*retries=0"):
         outcome_value(read_outcome(folder.outcome(0)), where="")
-    assert nodes[0].known == {}
+    assert nodes[0].states_of() == {}
 
 
-async def test_a_preempted_call_keeps_its_retry(nodes: list[MemoryNode]) -> None:
+async def test_a_preempted_call_keeps_its_retry(nodes: list[StoreNode]) -> None:
     folder, looked_after = job("run-7", "i-0", retries=1), fleet(nodes)
     await looked_after.look()
-    looked_after.note_preempted("i-0")
+    looked_after.note_loss("i-0", preempted=True)
     del nodes[0]
 
     await looked_after.look()
@@ -161,7 +183,7 @@ async def test_a_preempted_call_keeps_its_retry(nodes: list[MemoryNode]) -> None
     assert folder.record.runs == (0,)
 
 
-async def test_a_node_that_does_not_answer_keeps_its_calls(nodes: list[MemoryNode]) -> None:
+async def test_a_node_that_does_not_answer_keeps_its_calls(nodes: list[StoreNode]) -> None:
     folder, looked_after = job("run-7", "i-0"), fleet(nodes)
     await looked_after.look()
     nodes[0].reachable = False
@@ -170,29 +192,29 @@ async def test_a_node_that_does_not_answer_keeps_its_calls(nodes: list[MemoryNod
 
     folder.refresh()
     assert folder.record.places == ("i-0",)
-    assert nodes[1].known == {}
+    assert nodes[1].states_of() == {}
 
 
-async def test_a_call_whose_move_was_interrupted_is_handed_over_once(nodes: list[MemoryNode]) -> None:
+async def test_a_call_whose_move_was_interrupted_is_handed_over_once(nodes: list[StoreNode]) -> None:
     folder = job("run-7", "i-0")
     folder.move(0, "i-1", 1)
 
     for _ in range(2):
         await fleet(nodes).look()
 
-    assert nodes[0].known == {}
-    assert nodes[1].runs == {("run-7", 0): 1}
+    assert nodes[0].states_of() == {}
+    assert nodes[1].begin("run-7").attempt == 2
 
 
-async def test_jobs_of_an_earlier_fleet_of_the_name_are_left_alone(nodes: list[MemoryNode]) -> None:
+async def test_jobs_of_an_earlier_fleet_of_the_name_are_left_alone(nodes: list[StoreNode]) -> None:
     job("run-7", "i-0")
 
     await fleet(nodes, pool_id="sky-2").look()
 
-    assert nodes[0].known == {}
+    assert nodes[0].states_of() == {}
 
 
-async def test_handing_over_twice_adds_once(nodes: list[MemoryNode]) -> None:
+async def test_handing_over_twice_adds_once(nodes: list[StoreNode]) -> None:
     folder = job("run-7", "i-0")
     reached: Any = nodes
 
@@ -200,4 +222,115 @@ async def test_handing_over_twice_adds_once(nodes: list[MemoryNode]) -> None:
     nodes[0].begin("run-7")
     await hand_over(folder, reached, [0])
 
-    assert nodes[0].known == {("run-7", 0): RUNNING}
+    assert nodes[0].states_of() == {0: RUNNING}
+
+
+async def test_a_call_without_a_node_waits_for_one(nodes: list[StoreNode]) -> None:
+    folder, looked_after = job("run-7", ""), fleet(nodes)
+    there = [*nodes]
+    nodes.clear()
+    await looked_after.look()
+    load = looked_after.added_to(Workload(idle_s={}))
+    nodes.append(there[1])
+
+    await looked_after.look()
+    await looked_after.look()
+
+    folder.refresh()
+    assert (load.calls, folder.record.places, folder.record.runs) == (1, ("i-1",), (0,))
+    assert looked_after.added_to(Workload(calls=1, idle_s={0: 5.0, 1: 5.0})) == Workload(
+        calls=1, idle_s={0: 5.0, 1: 0.0}
+    )
+    assert looked_after.unfinished_on(1) == 1
+
+
+# --- clients that die -------------------------------------------------------------------------------------------------
+
+
+def dies_at(point: int, act: Callable[[], object]) -> bool:
+    """Run ``act`` in a fork that is killed before its file operation number ``point``; return True if it was."""
+    pid = os.fork()
+    if pid == 0:
+        left = point
+
+        def count(event: str, _arguments: object) -> None:
+            nonlocal left
+            if event == "open" or event.startswith(("os.", "shutil.")):
+                left -= 1
+                if not left:
+                    signal.raise_signal(signal.SIGKILL)
+
+        try:
+            sys.addaudithook(count)
+            act()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return os.WIFSIGNALED(status)
+
+
+def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> Iterator[tuple[int, list[StoreNode]]]:
+    """Yield every third point, with the nodes of a fleet of its own."""
+    for point in range(1, 1000, step):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / str(point) / "state"))
+        yield point, [StoreNode(name, tmp_path / str(point), node) for node, name in enumerate(("i-0", "i-1"))]
+
+
+def look(nodes: list[StoreNode]) -> None:
+    asyncio.run(fleet(nodes).look())
+
+
+def spawn(nodes: list[StoreNode]) -> None:
+    reached: Any = nodes
+    asyncio.run(hand_over(job("run-7", "i-0", "i-1", retries=0), reached, [0, 1]))
+
+
+def test_a_client_that_dies_while_it_spawns_leaves_a_whole_job_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tries, (point, nodes) in enumerate(points(tmp_path, monkeypatch, 2)):
+        died = dies_at(point, lambda nodes=nodes: spawn(nodes))
+        look(nodes)
+        if exists := bool(job_folders("llm")):
+            for index in (0, 1):
+                nodes[index].run("run-7", index)
+            look(nodes)
+            assert find_job("run-7").unfetched() == []
+        else:
+            assert [node.states_of() for node in nodes] == [{}, {}]
+            spawn(nodes)  # the name is free
+        if not died:
+            assert exists
+            assert tries > 10
+            return
+
+
+def test_a_client_that_dies_while_it_fetches_loses_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tries, (point, nodes) in enumerate(points(tmp_path, monkeypatch, 3)):
+        spawn(nodes)
+        for index in (0, 1):
+            nodes[index].run("run-7", index)
+        died = dies_at(point, lambda nodes=nodes: look(nodes))
+        look(nodes)
+        folder = find_job("run-7")
+        values = [outcome_value(read_outcome(folder.outcome(index)), where="") for index in (0, 1)]
+        assert values == [0, 2]
+        if not died:
+            assert tries > 10
+            return
+
+
+def test_a_client_that_dies_while_it_moves_a_call_moves_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tries, (point, nodes) in enumerate(points(tmp_path, monkeypatch, 2)):
+        look_after = [nodes[1], StoreNode("i-2", tmp_path / str(point), 2)]
+        reached: Any = nodes
+        asyncio.run(hand_over(job("run-7", "i-0", retries=1), reached, [0]))
+        died = dies_at(point, lambda nodes=look_after: look(nodes))
+        look(look_after)
+        assert [node.states_of() for node in look_after] == [{0: "waiting"}, {}]
+        assert find_job("run-7").record.runs == (1,)
+        if not died:
+            assert tries > 5
+            return

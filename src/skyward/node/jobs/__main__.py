@@ -6,6 +6,7 @@ Every one may be repeated, as after a link that broke before the answer.
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from skyward.node.jobs.store import JOBS_FOLDER, JobExistsError, JobStore, Unkno
 from skyward.shipping.job_file import DamagedJobFileError, split_calls
 
 _LINES_BYTES: Final = 1 << 20
+_RESULTS_BYTES: Final = 8 << 20
 _KINDS: Final[Mapping[type[Exception], str]] = {
     JobExistsError: "exists",
     UnknownJobError: "unknown",
@@ -43,6 +45,21 @@ def _states(store: JobStore, order: argparse.Namespace) -> Answer:
 def _output(store: JobStore, order: argparse.Namespace) -> Answer:
     lines, at, more = store.lines(order.job, order.index, order.at, _LINES_BYTES)
     return {"lines": [astuple(line) for line in lines], "at": at, "more": more}
+
+
+def _results(store: JobStore, order: argparse.Namespace) -> Answer:
+    """Return the outcomes and lines of calls that are over, in order, as many as fit."""
+    results: dict[int, Answer] = {}
+    room = _RESULTS_BYTES
+    for index in json.load(sys.stdin):
+        path = store.outcome(order.job, index)
+        lines, _, more = store.lines(order.job, index, "", _LINES_BYTES)
+        room -= path.stat().st_size + sum(len(line.line) for line in lines)
+        if more or room < 0:
+            break
+        outcome = base64.b64encode(path.read_bytes()).decode()
+        results[index] = {"outcome": outcome, "lines": [astuple(line) for line in lines]}
+    return {"results": results}
 
 
 def _cancel(store: JobStore, order: argparse.Namespace) -> Answer:
@@ -72,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     verb(_add, "job").add_argument("--runs", type=int, default=0)
     verb(_states).add_argument("job", nargs="?", default="")
     verb(_output, "job", "index").add_argument("at", nargs="?", default="")
+    verb(_results, "job")
     verb(_cancel, "job").add_argument("index", nargs="?", type=int)
     verb(_forget, "job")
     return parser

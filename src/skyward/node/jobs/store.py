@@ -53,7 +53,7 @@ class UnknownJobError(LookupError):
     """No such job, or call of it, is here."""
 
 
-class JobState(StrEnum):
+class CallStage(StrEnum):
     """State of a call; once it is over, its state is the text of its :class:`~skyward.shipping.job_file.JobEnd`."""
 
     WAITING = "waiting"
@@ -65,7 +65,7 @@ class JobState(StrEnum):
 
 
 Content = bytes | bytearray | memoryview
-_UNFINISHED: Final = (JobState.WAITING, JobState.RUNNING)
+_UNFINISHED: Final = (CallStage.WAITING, CallStage.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +128,13 @@ class CallFolder:
         return max((int(name[6:]) for name in self.names if name.startswith("claim-")), default=self.base)
 
     @cached_property
-    def state(self) -> JobState | None:
+    def state(self) -> CallStage | None:
         """Its state; None for a folder without a call."""
         if "call" not in self.names:
             return None
         if f"end-{self.attempt}" in self.names:
-            return JobState.WAITING if self._runs_again else JobState.OVER
-        return JobState.RUNNING if f"claim-{self.attempt}" in self.names else JobState.WAITING
+            return CallStage.WAITING if self._runs_again else CallStage.OVER
+        return CallStage.RUNNING if f"claim-{self.attempt}" in self.names else CallStage.WAITING
 
     @property
     def _runs_again(self) -> bool:
@@ -192,13 +192,13 @@ class JobStore:
     def cancel(self, job: str, index: int) -> bool:
         """Cancel a call. Return True if it runs: the supervisor ends it, once it is woken. Idempotent."""
         call = self._find(job, index)
-        if call.state is JobState.OVER:
+        if call.state is CallStage.OVER:
             return False
         call.path.joinpath("cancelled").touch(mode=0o600)
-        if call.state is JobState.WAITING and (claim := _claim(call, _NO_WORKER, "")) is not None:
+        if call.state is CallStage.WAITING and (claim := _claim(call, _NO_WORKER, "")) is not None:
             self._end_cancelled(claim)
         call = CallFolder(call.path)  # a worker may have claimed it meanwhile
-        if call.state is not JobState.RUNNING:
+        if call.state is not CallStage.RUNNING:
             return False
         claim = call.claim()
         if claim.worker == _NO_WORKER:  # of a process that died in between
@@ -227,6 +227,17 @@ class JobStore:
             if most_bytes <= 0:
                 return lines, json.dumps(reader.seen), True
         return lines, json.dumps(reader.seen), False
+
+    def outcome(self, job: str, index: int) -> Path:
+        """Return the file of the outcome of a call that is over.
+
+        Raises:
+            UnknownJobError: there is no such call, or it is not over.
+        """
+        call = self._find(job, index)
+        if call.state is not CallStage.OVER:
+            raise UnknownJobError(f"{job}/{index} has no outcome yet: it is {call.state}")
+        return call.outcome
 
     def forget(self, job: str) -> None:
         """Remove everything of a job whose calls are over. Idempotent.
@@ -258,11 +269,11 @@ class JobStore:
         for _ in range(2):
             while self._candidates:
                 call = CallFolder(self._candidates.popleft())
-                is_free = call.state is JobState.WAITING and "cancelled" not in call.names
+                is_free = call.state is CallStage.WAITING and "cancelled" not in call.names
                 if is_free and (claim := _claim(call, worker, incarnation)) is not None:
                     return claim
             # One look for many claims: each worker would look through all calls before each call.
-            waiting = [call.path for call in self._unfinished() if call.state is JobState.WAITING]
+            waiting = [call.path for call in self._unfinished() if call.state is CallStage.WAITING]
             self._candidates = deque(sorted(waiting, key=_added_at))
         return None
 
@@ -305,13 +316,13 @@ class JobStore:
 
     def claims(self, incarnation: str = "") -> list[Claim]:
         """Return the claims of calls that run, of one process or of all."""
-        running = (call.claim() for call in self._unfinished() if call.state is JobState.RUNNING)
+        running = (call.claim() for call in self._unfinished() if call.state is CallStage.RUNNING)
         return [claim for claim in running if incarnation in ("", claim.incarnation)]
 
     def is_to_end(self, claim: Claim) -> bool:
         """Return whether a call is cancelled and still runs."""
         call = CallFolder(self._path(claim.job, claim.index))
-        return "cancelled" in call.names and call.state is JobState.RUNNING and call.attempt == claim.attempt
+        return "cancelled" in call.names and call.state is CallStage.RUNNING and call.attempt == claim.attempt
 
     def facts(self, claim: Claim) -> Mapping[str, Any]:
         """Return the facts about a claimed call: its ``retries``, ``timeout_s``, ``memory_bytes`` and names."""
@@ -391,7 +402,7 @@ class JobStore:
             call = CallFolder(self._folder / job / name)
             if call.state in _UNFINISHED:
                 yield call
-            elif call.state is JobState.OVER:
+            elif call.state is CallStage.OVER:
                 self._over.add((job, name))
 
     def _facts_of(self, job: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -409,7 +420,7 @@ def _facts(call: CallFolder) -> dict[str, Any]:
     facts |= {"runs": call.attempt, "outcome_bytes": 0, "cancelled": "cancelled" in call.names}
     if claim is not None:
         facts |= {"worker": claim.worker, "incarnation": claim.incarnation, "since": claim.since}
-    if call.state is JobState.OVER:
+    if call.state is CallStage.OVER:
         ended = read_end(call.outcome)
         facts |= {"state": ended.end, "runs": ended.attempt, "worker": ended.worker, "seconds": ended.seconds}
         facts |= {"outcome_bytes": call.outcome.stat().st_size}

@@ -16,7 +16,7 @@ import pytest
 from skyward.events import LogLine
 from skyward.events.log_files import KeptLines
 from skyward.node.jobs import __main__ as commands
-from skyward.node.jobs.store import Claim, JobExistsError, JobState, JobStore, UnknownJobError
+from skyward.node.jobs.store import CallStage, Claim, JobExistsError, JobStore, UnknownJobError
 from skyward.shipping.job_file import (
     JobEnd,
     JobOutcome,
@@ -69,10 +69,10 @@ def _print(store: JobStore, claim: Claim, *texts: str) -> None:
 
 def test_a_call_waits_runs_and_ends(tmp_path: Path) -> None:
     store = _store(tmp_path, 3)
-    assert (_state(store), store.unfinished()) == (JobState.WAITING, 1)
+    assert (_state(store), store.unfinished()) == (CallStage.WAITING, 1)
 
     claim = _claim(store)
-    assert (_state(store), store.unfinished()) == (JobState.RUNNING, 1)
+    assert (_state(store), store.unfinished()) == (CallStage.RUNNING, 1)
     assert JobStore(tmp_path / "jobs").claim(1, "b") is None, "another worker does not get it"
 
     assert store.finish(claim, _value(claim, {"loss": 0.5}))
@@ -130,7 +130,7 @@ def test_a_worker_that_was_taken_for_dead_cannot_end_its_call(tmp_path: Path) ->
     store.release(claim, _loss(claim))
 
     assert not store.finish(claim, _value(claim))
-    assert _state(store) == JobState.WAITING
+    assert _state(store) == CallStage.WAITING
 
 
 def test_a_waiting_call_that_is_cancelled_never_runs(tmp_path: Path) -> None:

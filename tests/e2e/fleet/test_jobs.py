@@ -1,0 +1,162 @@
+"""Jobs of a kept fleet: spawned by a program that is gone, read by others, moved when their node is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import skyward as sky
+from skyward.ledger.fleet_record import FleetFolder
+from skyward.ledger.keeper import end_fleet
+from skyward.ledger.ledger import Ledger
+from support.eventually import eventually
+
+NAME = "llm"
+KEEPER_S = 30.0
+
+SPAWNER = """
+import os, signal, sys
+import skyward as sky
+
+@sky.compute(retries=0)
+def note(path, number):
+    print("call", number)
+    with open(path, "a") as file:
+        file.write(f"{number}\\n")
+    if number == 3:
+        raise ValueError("three")
+    return number
+
+with sky.ComputePool(provider=sky.Local(), nodes=2, name="llm", keep="1m", display="quiet") as pool:
+    pool.spawn(sky.gather(*(note(sys.argv[1], n) for n in range(40)), return_exceptions=True), name="many")
+    pool.spawn(note(sys.argv[1], 40), name="one")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+RUNS = "import sys, helpers\nprint(helpers.x, *sys.argv[1:])\nsys.exit(3)\n"
+
+
+@sky.compute(retries=1)
+def wait_for(path: str) -> int:
+    import os
+    import threading
+
+    print("begun")
+    with open(f"{path}.pids", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    while not os.path.exists(path):
+        threading.Event().wait(0.05)
+    return os.getpid()
+
+
+def kept_pool(**options: Any) -> sky.ComputePool:
+    given: dict[str, Any] = {"nodes": 2, "name": NAME, "keep": "1m", "display": "quiet"} | options
+    return sky.ComputePool(provider=sky.Local(), **given)
+
+
+@pytest.fixture(autouse=True)
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield
+    asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
+    for attempt in eventually(KEEPER_S):
+        with attempt:
+            assert not FleetFolder(NAME).has_keeper()
+
+
+def skyward(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "skyward", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
+
+
+def begun(path: Path, count: int = 1) -> list[int]:
+    """Return the processes that have begun a call, once there are so many."""
+    Path(f"{path}.pids").touch()
+    for attempt in eventually(30.0):
+        with attempt:
+            assert len(Path(f"{path}.pids").read_text().split()) == count
+    return [*map(int, Path(f"{path}.pids").read_text().split())]
+
+
+def switch_off_node_of(worker: int) -> None:
+    """Kill a worker's node with all of its programs, as a machine that is switched off."""
+    record = FleetFolder(NAME).read()
+    assert record is not None
+    above = {process.pid for process in psutil.Process(worker).parents()}
+    (supervisor,) = [psutil.Process(node.ready.pid) for node in record.nodes if node.ready.pid in above]
+    for process in [supervisor, *supervisor.children(recursive=True)]:
+        process.kill()
+
+
+def test_jobs_of_a_killed_program_are_read_by_others_and_stay_when_the_fleet_has_ended(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    killed = subprocess.run([sys.executable, "-c", SPAWNER, str(ran)], check=False, timeout=90)
+    assert killed.returncode == -9
+
+    many, one = sky.job("many"), sky.job("one")
+    *values, last = many.result(timeout=60)
+    assert one.result(timeout=60) == 40
+
+    assert [value for value in (*values, last) if not isinstance(value, ValueError)] == [*range(3), *range(4, 40)]
+    assert isinstance(values[3], ValueError)
+    assert sorted(map(int, ran.read_text().split())) == [*range(41)]
+    assert sorted(line.line for line in many.logs()) == sorted(f"call {number}" for number in range(40))
+    assert (many.state, many.progress.done, many.progress.failed) == ("failed", 39, 1)
+
+    (tmp_path / "project").mkdir()
+    for name, text in {"train.py": RUNS, "helpers.py": "x = 7\n", "setup.cfg": ""}.items():
+        (tmp_path / "project" / name).write_text(text)
+    script = skyward("run", "train.py", "--on", NAME, "--name", "script", "--lr", "1", cwd=tmp_path / "project")
+    assert (script.returncode, script.stdout) == (3, "7 --lr 1\n")
+    assert skyward("run", "train.py", "--on", NAME, "--name", "later", "-d", cwd=tmp_path / "project").returncode == 0
+
+    for attempt in eventually(30.0):
+        with attempt:
+            assert sky.job("later").state == "failed"
+    down = skyward("down", NAME)
+    assert down.returncode == 0
+    assert [(job.id, job.state.value) for job in sky.jobs(NAME)] == [
+        ("many", "failed"),
+        ("one", "finished"),
+        ("script", "failed"),
+        ("later", "failed"),
+    ]
+    assert sky.job("one").result() == 40
+    assert skyward("logs", NAME, "later").stdout.endswith("| 7\n")
+
+
+def test_a_job_goes_on_on_another_node_and_is_cancelled_from_another_terminal(tmp_path: Path) -> None:
+    with kept_pool() as pool:
+        with pytest.raises(sky.ConfigurationError, match="has a job 'run-7' already"):
+            for _ in range(2):
+                pool.spawn(wait_for(str(tmp_path / "end")), name="run-7")
+        (worker,) = begun(tmp_path / "end")
+        switch_off_node_of(worker)
+        first, second = begun(tmp_path / "end", 2)
+        assert sky.job("run-7").state == "running"
+    (tmp_path / "end").touch()
+    assert sky.job("run-7").result(timeout=60) == second != first
+
+    with sky.attach(NAME, display="quiet") as pool:
+        long = pool.spawn(wait_for(str(tmp_path / "never")), name="long")
+        begun(tmp_path / "never")
+        assert skyward("cancel", "long").returncode == 0
+        with pytest.raises(CancelledError):
+            long.result(timeout=30)
+        assert pool.submit(os.getpid).result(timeout=60) > 0
+
+
+def test_a_pool_that_is_not_kept_has_no_jobs() -> None:
+    with (
+        sky.ComputePool(provider=sky.Local(), display="quiet") as pool,
+        pytest.raises(sky.ConfigurationError, match="spawn needs a pool that outlives this program"),
+    ):
+        pool.spawn(wait_for(""))
