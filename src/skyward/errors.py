@@ -23,10 +23,10 @@
         ├── BootstrapError            preparing a node failed; carries the step and the log's tail
         ├── WorkerLostError           a call lost its worker more often than its retries allow
         ├── CallTimeoutError          a call ran longer than its timeout (also a TimeoutError)
-        │   └── TimeLimit             raised in the call itself, before that happens
         ├── RemoteError               a call failed with an exception that could not be rebuilt here
         └── TerminationError          machines could not be confirmed gone; carries their ids
 
+:class:`TimeLimit` is raised in calls only, and is no ``Exception``.
 A call that raises on a worker raises the same exception here, with :class:`RemoteTraceback` as its ``__cause__``.
 A call that is never sent is no error; an :class:`UnsentCallWarning` names it.
 """
@@ -210,19 +210,23 @@ class CallTimeoutError(SkywardError, TimeoutError):
         self.log_path = log_path
 
 
-class TimeLimit(CallTimeoutError):
+class TimeLimit(BaseException):
     """Raised in a call with ``grace``, that many seconds before its ``timeout`` ends it with its worker.
 
     ``finally`` blocks run and checkpoints can be written meanwhile. A call that catches it may return a result.
     It is raised in the thread that runs the call, also out of a sleep or a wait, but not out of code in C that holds
-    the interpreter. A call that lets it pass fails with it, and is not run again.
+    the interpreter. A call that lets it pass fails with :class:`CallTimeoutError`, and is not run again.
+
+    Like ``KeyboardInterrupt`` it may be raised anywhere, and is no ``Exception``: a library that tries again after an
+    error, or counts it, does not take it for one of its own.
 
     Attributes:
         timeout_s: the call's ``timeout``, in seconds from its beginning on its worker.
-        node: rank of the node.
-        worker: index of the worker on that node.
-        log_path: empty, as the worker lives.
     """
+
+    def __init__(self, message: str, *, timeout_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.timeout_s = timeout_s
 
 
 class RemoteError(SkywardError):

@@ -39,7 +39,7 @@ from typing import (
 from skyward.api import misuse
 from skyward.distributed._gang import GANG_MARK, is_gang
 from skyward.distributed.runtime import is_on_node
-from skyward.errors import ConfigurationError, TimeLimit
+from skyward.errors import ConfigurationError
 from skyward.hidden_frames import from_callers_line, hide_frames
 from skyward.request.checks import gibibytes, positive_number, refusal, refuse_unknown, whole_number
 from skyward.shipping.pickling import PLAIN_TYPES, pack, packing, unpack
@@ -821,17 +821,10 @@ def _body_of(fn: Callable[P, R], retries: int, retry: tuple[type[Exception], ...
 def _run_with_retries(
     fn: Callable[..., R], retries: int, retry: tuple[type[Exception], ...], /, *args: Any, **kwargs: Any
 ) -> R:
-    from tenacity import (
-        Retrying,
-        retry_if_exception_type,
-        retry_if_not_exception_type,
-        stop_after_attempt,
-        wait_exponential,
-        wait_random,
-    )
+    from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential, wait_random
 
     retrying = Retrying(
-        retry=retry_if_exception_type(retry) & retry_if_not_exception_type(TimeLimit),  # its time is over
+        retry=retry_if_exception_type(retry),
         stop=stop_after_attempt(retries + 1),
         wait=wait_exponential(0.1, 5.0) + wait_random(0, 1),
         reraise=True,

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Self, TypeVar
 
 from skyward.distributed.runtime import instance_info, is_on_node
-from skyward.errors import NotInPoolError, TimeLimit
+from skyward.errors import CallTimeoutError, NotInPoolError, TimeLimit
 from skyward.wire.control import EndKind
 
 __all__ = ["CallGrace", "EndNotice", "checkpoint_folder", "notice", "on_notice"]
@@ -168,25 +168,26 @@ class CallGrace:
             self._interrupt()
 
     def leave(self) -> None:
-        """Take note that the call's function waits, as a generator does between two items; nothing is raised in it."""
+        """Take note that the call's function is over, or waits, as a generator does between two items.
+
+        Nothing is raised meanwhile.
+        """
         if self._call is not None:
             self._call.entered = False
 
     @contextmanager
     def paused(self) -> Generator[None]:
         """Leave the call's limit in time out of force inside the block, whose time is not the call's."""
-        call = self._call
-        if call is None or call.timer is None or call.limit_told:
-            yield
-            return
-        call.timer.cancel()
-        began = time.monotonic()
+        call, began = self._call, time.monotonic()
+        if call is not None and call.timer is not None:
+            call.timer.cancel()
         try:
             yield
         finally:
-            call.began += time.monotonic() - began
-            if not call.limit_told:
-                self._set_timer(call)
+            if call is not None:
+                call.began += time.monotonic() - began
+                if call.timer is not None and not call.limit_told:
+                    self._set_timer(call)
 
     def end(self) -> None:
         """Forget the call, which is over. Nothing is raised in it any more."""
@@ -262,6 +263,8 @@ class CallGrace:
         return call
 
     def _set_timer(self, call: _GracedCall) -> None:
+        if call.timer is not None:
+            call.timer.cancel()
         call.timer = timer = threading.Timer(max(0.0, call.limit.seconds_left - call.lead_s), self._near_limit, [call])
         timer.daemon = True
         timer.start()
@@ -377,14 +380,25 @@ def _of_this_process(what: str) -> CallGrace | None:
 
 
 def _time_limit(call: _GracedCall) -> TimeLimit:
-    place = instance_info()
     return TimeLimit(
         f"{call.grace_s:g} s are left of the call's timeout of {call.timeout_s:g} s: save what has to stay, and return "
         "or let this exception pass; then the call is ended with its worker",
         timeout_s=call.timeout_s,
+    )
+
+
+def limit_passed(limit: TimeLimit, label: str) -> CallTimeoutError:
+    """Return the error of a call that has let its time limit pass."""
+    place = instance_info()
+    error = CallTimeoutError(
+        f"{label} stopped before its timeout of {limit.timeout_s:g} s on node {place.node}, worker {place.worker}, by "
+        "its TimeLimit. It is not run again; raise timeout= if it may take longer",
+        timeout_s=limit.timeout_s,
         node=place.node,
         worker=place.worker,
     )
+    error.__cause__ = limit
+    return error
 
 
 def _content(folder: Path) -> _Content:

@@ -25,7 +25,7 @@ import psutil
 
 from skyward.base.platform import keep_freed_memory, return_freed_memory
 from skyward.base.waiting import BusyWaits
-from skyward.distributed.grace import CallGrace
+from skyward.distributed.grace import CallGrace, limit_passed
 from skyward.distributed.runtime import CallContext, FreshProcessNeeded, enter_call
 from skyward.errors import ConfigurationError, TimeLimit
 from skyward.events import SkywardEvent, use_callback
@@ -408,8 +408,9 @@ class CallRunner:
         try:
             call.job = self.jobs.read(claim)
             call.function.label = call.job.label
-            # Of a fixed name: the next run on this node goes on from there.
-            call.header = replace(call.job.header, checkpoint=f"{claim.job}-{claim.index}")
+            # The same in every run, so that the next one on this node goes on from there; not the job's name, which
+            # may be used again.
+            call.header = replace(call.job.header, checkpoint=call.job.token)
             result: Packed | PackedError = self._execute(call)
         except FreshProcessNeeded as why:
             if self._begun[0] or call.id < -1:
@@ -534,6 +535,8 @@ class CallRunner:
         self._send(call.id, result, time.perf_counter() - started)
 
     def _packed_error(self, raised: BaseException) -> PackedError:
+        if isinstance(raised, TimeLimit) and self._current is not None:
+            raised = limit_passed(raised, self._current.function.label)
         add_hints(raised)
         packed = pack_error(raised)
         if is_doubtful(packed.type_name, packed.message):
@@ -594,6 +597,8 @@ class CallRunner:
         try:
             value = call_in_this_process(function, args, kwargs)
         finally:
+            if self.grace.in_use:
+                self.grace.leave()
             self._signals.restore()
         return pack_result(value, what=f"the result of {sent.label}", large_bytes=self._large_bytes)
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from skyward.distributed.grace import checkpoint_folder
 from skyward.distributed.runtime import FreshProcessNeeded
 from skyward.node.jobs.store import JobStore
 from skyward.node.plan import make_plan
@@ -38,8 +39,13 @@ class Worker:
         self.told: list[str] = []
         self.store = JobStore(workdir / "jobs")
         self.workdir = workdir
-        self.runner = CallRunner(self, CallOutput(lambda *_: None), ())
-        self.runner.jobs = WorkerJobs(plan, 0, "first", self.tell, self.end)
+        self._plan = plan
+        self.runner = self.made_runner()
+
+    def made_runner(self) -> CallRunner:
+        runner = CallRunner(self, CallOutput(lambda *_: None), ())
+        runner.jobs = WorkerJobs(self._plan, 0, "first", self.tell, self.end)
+        return runner
 
     def tell(self, report: JobRunning) -> None:
         self.told.append(report.job)
@@ -161,3 +167,25 @@ def test_calls_that_are_added_while_it_waits_are_seen_once_it_is_told(worker: Wo
     worker.runner.work()
 
     assert worker.value("late") == 1
+
+
+def test_a_job_finds_no_checkpoint_of_an_earlier_one_of_its_name(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def save() -> tuple[Path, list[Path]]:
+        folder = checkpoint_folder()
+        return folder, [*folder.iterdir()]
+
+    def run() -> tuple[Path, list[Path]]:
+        worker.add("train", save)
+        worker.runner.work()
+        return worker.value("train")
+
+    left_behind, found = run()
+    assert not found
+    (left_behind / "step-1").mkdir(parents=True)  # as by a run that was killed
+    worker.store.forget("train")
+    worker.runner = worker.made_runner()
+    assert run()[1] == []
