@@ -310,6 +310,12 @@ class JobStore:
             os.mkfifo(path, 0o600)
         return os.open(path, os.O_RDWR | os.O_NONBLOCK)  # without a writer of its own, it would be at its end for ever
 
+    def close_wake(self) -> None:
+        """Remove what :meth:`open_wake` has made, but not the jobs."""
+        with suppress(OSError):
+            self._folder.joinpath(_WAKE).unlink()
+            self._folder.rmdir()
+
     def unfinished(self) -> int:
         """Return the number of calls that wait or run here."""
         return sum(1 for _ in self._unfinished())

@@ -167,6 +167,7 @@ class Supervisor:
             await self._devices.release()  # while the client waits: next, it may kill this process
             await self._volumes.release()
             _remove_folders(plan, checkpoints=not self._is_followed)
+            self._jobs.close_wake()
             await self._server.close()
             if not self._is_followed:
                 if all_ended:
