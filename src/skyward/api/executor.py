@@ -1,4 +1,4 @@
-"""``submit`` and ``map`` of pools, the pool as an executor, and the notes that name a failed call."""
+"""``submit`` and ``map`` of pools, and the pool as an executor."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakSet
 
 from skyward.api.calls import ComputeFunction, PendingCompute, invocation_of
-from skyward.api.misuse import LONGEST_OUTLINE, outline
+from skyward.api.misuse import kept, note_call, note_chunk, outline
 from skyward.errors import ConfigurationError, PoolStateError
 from skyward.hidden_frames import hide_frames, is_explained
 from skyward.scheduling.calls import CallBatch
-from skyward.shipping.pickling import add_note
 from skyward.submission import CallFuture, Invocation, TaskSubmitter
-from skyward.wire.terminal import harmless
 
 __all__ = ["PoolExecutor"]
 
@@ -216,59 +213,12 @@ def _run_chunk(fn: Callable[..., T], items: list[tuple[Any, ...]]) -> list[T]:
     return [fn(*item) for item in items]
 
 
-class _Elided:
-    """Stand-in for an argument that is not kept."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    def __repr__(self) -> str:
-        return f"<{self._kind}>"
-
-
-def kept(args: tuple[object, ...]) -> tuple[object, ...]:
-    """Return arguments for a later outline: small numbers and texts, other ones without their memory."""
-    return tuple(value if _is_small(value) else _Elided(type(value).__name__) for value in args)
-
-
-def _is_small(value: object) -> bool:
-    return isinstance(value, int | float | complex | None) or (isinstance(value, str) and len(value) <= LONGEST_OUTLINE)
-
-
 def _note_item(name: str, items: Sequence[tuple[Any, ...]], error: BaseException, index: int) -> None:
     note_call(error, name, index, len(items), outline(name, items[index], {}))
 
 
 def _note_chunk(name: str, count: int, size: int, error: BaseException, index: int) -> None:
     note_chunk(error, name, index * size, min((index + 1) * size, count) - 1)
-
-
-def note_chunk(error: BaseException, name: str, first: int, last: int) -> None:
-    """Add a note to an exception of a call of several items.
-
-    Args:
-        error: the exception.
-        name: name of the call.
-        first: index of its first item.
-        last: index of its last one.
-    """
-    with suppress(Exception):  # as in note_call
-        add_note(error, f"in {harmless(name)}, one of the items with index {first} to {last}")
-
-
-def note_call(error: BaseException, call: str, index: int, of: int | None, text: str = "") -> None:
-    """Add a note to an exception that names its call: ``in train#2, index 2 of 5 calls: train(2)``.
-
-    Args:
-        error: the exception; its class and its text stay.
-        call: name of the call.
-        index: its index in the batch, from 0.
-        of: number of calls in the batch; None if that is unknown.
-        text: the call with its arguments; empty if they are unknown.
-    """
-    with suppress(Exception):  # a class of the user's may forbid notes
-        count = "" if of is None else f" of {of} calls"
-        add_note(error, f"in {harmless(call)}, index {index}{count}" + (f": {text}" if text else ""))
 
 
 def result_of(batch: CallBatch, index: int, calls: Sequence[PendingCompute[Any]]) -> Any:

@@ -1,4 +1,4 @@
-"""Errors of misuse that name the right use: forgotten operators, results taken from pending calls, wrong options."""
+"""Errors of misuse that name the right use, and notes that name a failed call."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from itertools import islice
 from types import CodeType, GeneratorType
 from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
@@ -19,6 +20,7 @@ from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
 from skyward.hidden_frames import from_callers_line, hide_frames, is_explained
 from skyward.request.checks import refuse_unknown
+from skyward.shipping.pickling import add_note
 from skyward.submission import OPERATIONS, refuse_operations
 from skyward.wire.terminal import harmless
 
@@ -312,6 +314,53 @@ def outline(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     arguments += [f"{key}={_OUTLINE.repr(value)}" for key, value in kwargs.items()]
     text = harmless(f"{name}({', '.join(arguments)})")
     return text if len(text) <= LONGEST_OUTLINE else f"{text[: LONGEST_OUTLINE - 2]}…)"
+
+
+class _Elided:
+    """Stand-in for an argument that is not kept."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __repr__(self) -> str:
+        return f"<{self._kind}>"
+
+
+def kept(args: tuple[object, ...]) -> tuple[object, ...]:
+    """Return arguments for a later outline: small numbers and texts, other ones without their memory."""
+    return tuple(value if _is_small(value) else _Elided(type(value).__name__) for value in args)
+
+
+def _is_small(value: object) -> bool:
+    return isinstance(value, int | float | complex | None) or (isinstance(value, str) and len(value) <= LONGEST_OUTLINE)
+
+
+def note_chunk(error: BaseException, name: str, first: int, last: int) -> None:
+    """Add a note to an exception of a call of several items.
+
+    Args:
+        error: the exception.
+        name: name of the call.
+        first: index of its first item.
+        last: index of its last one.
+    """
+    with suppress(Exception):  # as in note_call
+        add_note(error, f"in {harmless(name)}, one of the items with index {first} to {last}")
+
+
+def note_call(error: BaseException, call: str, index: int, of: int | None, text: str = "") -> None:
+    """Add a note to an exception that names its call: ``in train#2, index 2 of 5 calls: train(2)``.
+
+    Args:
+        error: the exception; its class and its text stay.
+        call: name of the call.
+        index: its index in the batch, from 0.
+        of: number of calls in the batch; None if that is unknown.
+        text: the call with its arguments; empty if they are unknown.
+    """
+    with suppress(Exception):  # a class of the user's may forbid notes
+        count = "" if of is None else f" of {of} calls"
+        add_note(error, f"in {harmless(call)}, index {index}{count}" + (f": {text}" if text else ""))
 
 
 def warn_unsent(label: str, site: CallSite) -> None:

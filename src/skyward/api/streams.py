@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
-from skyward.api.executor import kept, note_call, note_chunk
-from skyward.api.misuse import outline
+from skyward.api.misuse import kept, note_call, note_chunk, outline
 from skyward.base.exits import uninterrupted
 from skyward.hidden_frames import hide_frames, is_explained
 from skyward.scheduling.calls import RawOutcome, call_name

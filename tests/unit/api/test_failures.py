@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyward.api.executor import PoolExecutor, kept, note_call
-from skyward.api.misuse import outline
+from skyward.api.executor import PoolExecutor
+from skyward.api.misuse import kept, note_call, outline
 from skyward.testing.in_process import InProcessSubmitter
 
 
