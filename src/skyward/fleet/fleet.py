@@ -346,25 +346,28 @@ class Fleet:
             _succeed(member.up)
             member.task = self._spawn(self._run_member(member))
 
-    async def leave(self) -> None:
+    async def leave(self) -> Sequence[Node]:
         """Leave the nodes in use to another client, and end every other machine. A cancellation waits for its end.
+
+        Returns the nodes that stay; none if their record cannot be written.
 
         Raises :class:`~skyward.errors.TerminationError` with the ids of other machines that may still exist.
         """
-        await to_its_end(self._leave())
+        return await to_its_end(self._leave())
 
-    async def _leave(self) -> None:
+    async def _leave(self) -> Sequence[Node]:
         self.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._machines.settle_lost()
         kept = self._nodes_to_keep()
         self._members.clear()
+        if self._keeping is None or not await self._keeping.leave(kept, spent=self._spent()):
+            kept = []  # nobody would find them
         try:
             await self._end_all_but(kept)
         finally:
-            if self._keeping is not None:
-                await self._keeping.leave(kept, spent=self._spent())
             await self._machines.leave(kept)
+        return kept
 
     async def _let_go(self) -> None:
         """Leave a fleet as it was found: what was launched beside it ends."""

@@ -78,10 +78,10 @@ class FleetKeeping:
         if self._writing is not None:
             await asyncio.wait((self._writing,))
 
-    async def leave(self, nodes: Sequence[Node], *, spent: float) -> None:
-        """Write what another client finds: without a node, nothing.
+    async def leave(self, nodes: Sequence[Node], *, spent: float) -> bool:
+        """Write what another client finds: without a node, nothing. Return False if it finds nothing.
 
-        Raises nothing: the fleet's keeper ends what cannot be found.
+        Raises nothing: an error is published.
         """
         await self.settle()
         self.record = replace(self.record, nodes=_kept(nodes), spent=spent, left=Moment.after())
@@ -92,6 +92,8 @@ class FleetKeeping:
                 await asyncio.to_thread(self._folder.forget)
         except (OSError, SkywardError) as error:
             self._publish(Error(f"the record of the kept fleet {self.record.name!r} cannot be written: {error}"))
+            return False
+        return bool(nodes)
 
     def _write_soon(self, record: FleetRecord) -> None:
         self.record = record

@@ -352,10 +352,8 @@ class RunningPool:
             await self.fleet.stop()
             if keeping is not None:
                 await keeping.leave((), spent=0.0)
-        elif self._opened:
-            await self.fleet.leave()
-            if keeping.record.nodes:
-                self._bus.publish(Notice(words_on_leaving(keeping.record)))
+        elif self._opened and await self.fleet.leave():
+            self._bus.publish(Notice(words_on_leaving(keeping.record)))
         spending.publish_final()
 
     async def _abandon(self) -> None:

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.environment.bootstrap import Environment
+from skyward.environment.image import Image
+from skyward.errors import ConfigurationError, PoolStateError
+from skyward.ledger import fleet_record, ownership
+from skyward.ledger.fleet_record import (
+    FleetFolder,
+    FleetRecord,
+    KeptNode,
+    changes_to,
+    parts_for_machines,
+    parts_for_nodes,
+)
+from skyward.ledger.keeper import Keeper
+from skyward.ledger.ledger import Ledger, Purchase
+from skyward.ledger.ownership import Moment, Owner
+from skyward.ledger.sweep import Sweep
+from skyward.providers.local import Local
+from skyward.request.request import PoolRequest, parse_request
+from skyward.wire.frames import TlsIdentity
+from support.clock import FakeClock
+from support.nodes import node_config, node_instance, node_ready
+
+TLS = TlsIdentity(ca="the ca", cert="the cert", key="the key")
+
+
+def request(**options: Any) -> PoolRequest:
+    return parse_request(**({"name": "llm", "keep": "20m"} | options))
+
+
+def kept_node(rank: int = 0, *, pid: int = 1, **config: Any) -> KeptNode:
+    return KeptNode(
+        rank=rank,
+        instance=node_instance(),
+        launched=Moment.after(-60),
+        started=Moment.after(-50),
+        environment=Environment(python=sys.executable, env={"A": "b"}, isolated=False),
+        config=node_config(TLS, node=rank, env={"SECRET": "s3cret"}, keep_s=1200.0, **config),
+        ready=node_ready(pid=pid),
+    )
+
+
+def kept_record(*nodes: KeptNode, **fields: Any) -> FleetRecord:
+    asked = request()
+    usual: dict[str, Any] = {
+        "pool_id": "pool",
+        "name": "llm",
+        "keep_s": 1200.0,
+        "provider": "local",
+        "settings": {},
+        "machines": parts_for_machines(asked, Local()),
+        "applied": parts_for_nodes(asked),
+        "request": asked,
+        "project": "/project",
+        "tls": TLS,
+        "nodes": nodes,
+    }
+    return FleetRecord(**usual | fields)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetFolder]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = FleetFolder("llm")
+    asyncio.run(folder.hold())
+    yield folder
+    folder.release()
+
+
+# --- the record -----------------------------------------------------------------------------------------------------
+
+
+def test_record_is_read_as_it_was_written_and_is_its_users_only(folder: FleetFolder) -> None:
+    record = kept_record(kept_node(0), kept_node(1), left=Moment.after(), spent=1.5)
+    folder.write(record)
+
+    assert folder.read() == record
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert (folder.path / "fleet.json").stat().st_mode & 0o777 == 0o600
+    assert "the key" not in repr(record)
+    assert "s3cret" not in repr(record)
+
+
+def test_ended_fleet_leaves_its_jobs_and_no_keys(folder: FleetFolder) -> None:
+    folder.write(kept_record(kept_node()))
+    (folder.jobs / "run-7").mkdir(parents=True)
+    folder.request("keep", 60)
+    folder.forget()
+    folder.forget()
+
+    assert folder.read() is None
+    assert sorted(entry.name for entry in folder.path.iterdir()) == ["jobs", "lock"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"skyward": "0.0.1"}, r"is of Skyward 0\.0\.1 and Python .*`skyward down llm`"),
+        ({"python": "3.1.4"}, r"Python 3\.1, and this is Skyward"),
+        ({"nodes": [{}]}, "is damaged .*`skyward sweep --all`"),
+        ({"tls": 3}, "is damaged"),
+    ],
+)
+def test_record_of_another_version_or_a_damaged_one_says_what_to_do(
+    folder: FleetFolder, change: dict[str, Any], message: str
+) -> None:
+    folder.write(kept_record(kept_node()))
+    values = json.loads((folder.path / "fleet.json").read_text())
+    (folder.path / "fleet.json").write_text(json.dumps(values | change))
+
+    with pytest.raises(PoolStateError, match=message):
+        folder.read()
+    assert folder.pool_id() == "pool"  # by which it can be ended
+
+
+def test_record_of_another_patch_version_of_python_can_be_read(folder: FleetFolder) -> None:
+    here = ".".join(map(str, sys.version_info[:2]))
+    folder.write(kept_record(kept_node(), python=f"{here}.99"))
+
+    assert folder.read() is not None
+
+
+def test_fleets_of_another_user_are_not_used(folder: FleetFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write(kept_record(kept_node()))
+    monkeypatch.setattr(fleet_record, "user_id", lambda: os.getuid() + 1)
+
+    with pytest.raises(PoolStateError, match="is of another user"):
+        folder.read()
+
+
+# --- what a request changes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({}, ""),
+        ({"keep": "1h", "nodes": 4, "lease": 5, "max_price_per_hour": 3}, ""),
+        ({"env": {"A": "1"}}, "env"),
+        ({"pip": ["numpy"]}, "image"),
+        ({"image": Image(apt=["git"]), "concurrency": 2}, "image, concurrency"),
+        ({"collect_metrics": False}, "collect_metrics"),
+    ],
+)
+def test_what_the_machines_can_be_given_is_a_change(options: dict[str, Any], changed: str) -> None:
+    assert changes_to(kept_record(kept_node()), request(**options), Local()) == changed
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"machine": "big"}, "machine: None there, 'big' here"),
+        ({"cpu": 2}, "cpu: None there, 2 here"),
+        ({"memory": "4GB"}, "memory: None there, 4.0 here"),
+        ({"accelerator": "A100"}, "accelerator: None there"),
+        ({"spot": "never"}, "spot: .*Always.* there, Spot.Never here"),
+        ({"timeout": 60, "max_cost": 2}, "max_cost: None there, 2.0 here; timeout: 3600 there, 60 here"),
+    ],
+)
+def test_what_needs_other_machines_is_refused_with_each_difference(options: dict[str, Any], difference: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"other machines than this pool asks for .*{difference}"):
+        changes_to(kept_record(kept_node()), request(**options), Local())
+
+
+def test_edited_files_of_an_image_are_a_change(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("1")
+    asked = request(image=Image(includes=[str(tmp_path / "data.txt")]))
+    record = kept_record(kept_node(), applied=parts_for_nodes(asked))
+    before = changes_to(record, asked, Local())
+    (tmp_path / "data.txt").write_text("22")
+
+    assert (before, changes_to(record, asked, Local())) == ("", "includes")
+
+
+# --- times that outlive a process -----------------------------------------------------------------------------------
+
+
+def test_setting_the_clock_moves_no_moment_until_the_machine_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment, now = Moment.after(600), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)
+    here = moment.left_s
+    monkeypatch.setattr(ownership, "boot_id", lambda: "the next boot")
+
+    assert 590 < here <= 600
+    assert -3010 < moment.left_s <= -3000
+
+
+@pytest.mark.parametrize(("left_s", "swept"), [(60.0, False), (-1.0, True)])
+def test_sweep_spares_the_machines_of_a_dead_owner_while_they_are_kept(
+    tmp_path: Path, left_s: float, swept: bool
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    dead = replace(Owner.this_process(), started="before")
+    ledger.reserve({"a": 0}, Purchase(pool_id="pool", provider="local"), owner=dead)
+    ledger.keep_pool("pool", Moment.after(left_s))
+    report = asyncio.run(Sweep(ledger).run())
+
+    assert bool(report.forgotten) is swept
+    assert bool(report.spared) is not swept
+    (entry,) = ledger.entries()
+    ledger.keep_pool("pool", Moment.after(left_s), owner=Owner.this_process())
+    assert entry.owner == dead
+
+
+# --- one client at a time -------------------------------------------------------------------------------------------
+
+
+def test_requests_to_a_client_are_taken_once_and_do_not_outlive_it(folder: FleetFolder) -> None:
+    folder.request("keep", 60)
+    folder.request("keep", 90)
+
+    assert folder.take_requests() == {"keep": 90}
+    assert folder.take_requests() == {}
+    folder.request("leave")
+    folder.release()
+    asyncio.run(folder.hold())
+    assert folder.take_requests() == {}
+
+
+def test_holder_that_does_not_answer_and_may_be_another_process_is_not_killed(
+    folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = json.loads((folder.path / "lock").read_text())
+    values["owner"] |= asdict(replace(Owner.this_process(), started="before"))
+    (folder.path / "lock").write_text(json.dumps(values))
+    killed: list[int] = []
+    monkeypatch.setattr(fleet_record, "kill_process", killed.append)
+    monkeypatch.setattr(fleet_record, "_LEAVE_S", 0.01)
+    monkeypatch.setattr(fleet_record, "_PATIENCE_S", 0.01)
+
+    with pytest.raises(PoolStateError, match="does not answer, and cannot be ended from here"):
+        asyncio.run(FleetFolder("llm").hold(takeover=True))
+    assert killed == []
+
+
+# --- the keeper -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def supervisor() -> Iterator[subprocess.Popen[bytes]]:
+    env = os.environ | {"SKYWARD_INSTANCE": node_instance().id}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=env) as process:
+        yield process
+        process.kill()
+
+
+def keeper(folder: FleetFolder) -> Keeper:
+    return Keeper(folder, Ledger.of_user(), clock=FakeClock())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the check reads /proc")
+def test_keeper_waits_for_the_client_and_for_the_nodes_and_then_deletes_the_keys(
+    folder: FleetFolder, supervisor: subprocess.Popen[bytes]
+) -> None:
+    record = kept_record(kept_node(pid=supervisor.pid))
+    folder.write(record)
+    ledger = Ledger.of_user()
+    ledger.reserve({"key": 0}, Purchase(pool_id="pool", provider="local"))
+    ledger.record([node_instance()])
+    asyncio.run(keeper(folder)._look())
+    assert folder.read() == record
+    folder.release()
+    asyncio.run(keeper(folder)._look())
+    noted = folder.read()
+    assert noted is not None
+    assert noted.left is not None  # its client was killed
+    pause_s = asyncio.run(keeper(folder)._look())
+    (entry,) = ledger.open_entries()
+    assert entry.kept_until is not None
+    assert (pause_s, round(entry.kept_until.left_s, -2)) == (60.0, 1500)
+    supervisor.kill()
+    supervisor.wait()
+    asyncio.run(keeper(folder).run())
+
+    assert folder.read() is None
+    assert ledger.open_entries() == ()
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param((), id="killed-while-it-opened"),
+        pytest.param((replace(kept_node(pid=os.getpid()), started=Moment.after(-9000)),), id="beyond-its-timeout"),
+        pytest.param((kept_node(pid=2**22 + 1),), id="supervisor-gone"),
+    ],
+)
+def test_keeper_ends_a_fleet_that_is_over_at_once(folder: FleetFolder, nodes: tuple[KeptNode, ...]) -> None:
+    folder.write(kept_record(*nodes, left=Moment.after()))
+    folder.release()
+    asyncio.run(keeper(folder).run())
+
+    assert folder.read() is None
