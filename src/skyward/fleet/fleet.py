@@ -181,6 +181,7 @@ class Fleet:
         self._reported: Exception | None = None
         self.boot_s = _BOOT_S
         self._failed_additions, self._barred_until = 0, -math.inf
+        self._failed_order: asyncio.Task[Mapping[int, Node]] | None = None
         self._closed = False
         self._is_whole = True  # False while it is taken over: its record is that of the last client
 
@@ -512,7 +513,7 @@ class Fleet:
         if wait_s <= 0:
             return None
         return CapacityError(
-            f"the last {self._failed_additions} nodes could not be added; there will be no further attempt for "
+            f"the last {self._failed_additions} times no node could be added; there will be no further attempt for "
             f"{wait_s:.0f} s. The last error: {self._reported}"
         )
 
@@ -608,7 +609,9 @@ class Fleet:
             await self._bring_up(member)
         except Exception as error:
             _unless_cancelled(error)
-            self._failed_additions += 1
+            order = member.launching  # None once its machine was launched
+            self._failed_additions += order is None or order is not self._failed_order
+            self._failed_order = order
             if self._failed_additions >= _ATTEMPTS:
                 self._barred_until = self._clock.monotonic() + min(_LONGEST_BAR_S, _BAR_S * self._failed_additions)
             self._report(f"node {rank} cannot be added", error)

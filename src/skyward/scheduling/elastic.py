@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
@@ -51,6 +52,7 @@ class ElasticSize:
         self._publish = publish
         self._clock = clock
         self._backlog = Backlog()
+        self._most_more = math.inf
         self._tasks: set[asyncio.Future[None]] = set()
 
     def begin(self) -> None:
@@ -82,19 +84,35 @@ class ElasticSize:
         target = wanted(load, self._size, nodes=nodes, per_node=self._per_node, boot_s=boot_s, is_refilled=is_refilled)
         if target > nodes:
             more = ", and more for each that ends" if is_refilled else ""
-            self._scale(target, (), f"calls: {load.calls}, about {load.work_s:.0f} s of work{more}")
+            self._grow(
+                int(min(target - nodes, self._most_more)),
+                f"calls: {load.calls}, about {load.work_s:.0f} s of work{more}",
+            )
         elif target < nodes and not self._serves():
             idle = load.idle_nodes(self._size)
             self._scale(target, idle, f"{len(idle)} without work for {self._size.idle_s:g} s")
 
-    def _scale(self, size: int, drop: Collection[int], why: str) -> None:
+    def _grow(self, more: int, why: str) -> None:
+        """Order nodes, as a provider sells all of an order or none: after a failure, half as many the next time."""
+
+        def learn(task: asyncio.Future[None]) -> None:
+            if not task.cancelled():
+                self._most_more = max(1, more // 2) if task.exception() else math.inf
+
+        nodes = len(self._fleet.wanted)
+        if not nodes and more > 1:  # an order by itself: without any node, calls would fail
+            self._scale(1, (), why)
+        self._scale(nodes + more, (), why).add_done_callback(learn)
+
+    def _scale(self, size: int, drop: Collection[int], why: str) -> asyncio.Future[None]:
         before = len(self._fleet.wanted)
         # The fleet publishes errors itself, and refuses further nodes for a while after several.
-        self._follow(self._fleet.scale(size, drop))
+        task = self._follow(self._fleet.scale(size, drop))
         if (after := len(self._fleet.wanted)) != before:
             self._publish(Notice(f"nodes: {before} → {after} ({why})"))
+        return task
 
-    def _follow(self, work: Coroutine[Any, Any, None]) -> None:
+    def _follow(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         def finish(task: asyncio.Future[None]) -> None:
             self._tasks.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -103,3 +121,4 @@ class ElasticSize:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(finish)
+        return task

@@ -417,7 +417,7 @@ async def test_what_can_never_be_added_is_not_bought_again_and_again(stage: Stag
                 await fleet.scale(3, ())
             errors.append(str(refused.value))
         assert len(stage.provider.instances) == 2 + 5
-        assert "the last 5 nodes could not be added; there will be no further attempt for 60 s" in errors[-1]
+        assert "the last 5 times no node could be added; there will be no further attempt for 60 s" in errors[-1]
         stage.nodes.heal(2, "prepare")
         stage.clock.advance(61)
         await fleet.scale(3, ())

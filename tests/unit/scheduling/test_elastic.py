@@ -14,7 +14,7 @@ from benchmarks.elastic_day import Burst, Machine, simulate_day
 from skyward.errors import CapacityError, PoolStateError
 from skyward.events import Notice
 from skyward.ledger.ledger import Ledger
-from skyward.providers.base import Offer
+from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import NodeRange
 from skyward.submission import Invocation
@@ -217,6 +217,30 @@ def test_a_node_that_cannot_be_added_is_tried_again_after_ever_longer_pauses(liv
         assert day.pool.provider.calls.count("launch") < 60
 
     live(story, NodeRange(minimum=1, maximum=4, idle_s=60))
+
+
+def test_of_machines_of_which_a_few_are_left_those_are_had(live: Callable[..., None]) -> None:
+    """A provider sells all machines of an order or none; from none, the first one is an order by itself."""
+
+    async def story(day: Day) -> None:
+        provider = day.pool.provider
+        day.submit(4, 100.0)
+        await until_left(day)
+        create = provider._create
+
+        async def create_up_to_three(order: LaunchOrder, offer: Offer, key: str) -> Instance:
+            if len(provider.alive) >= 3:
+                raise CapacityError("sold out")
+            return await create(order, offer, key)
+
+        provider._create = create_up_to_three  # type: ignore[method-assign]
+        day.submit(100, 100.0)
+        await wait(600)
+        assert day.nodes == 3
+        await wait(3000)
+        assert [ticket.future.result(0) for ticket in day.pool.tickets] == [*range(104)]
+
+    live(story, NodeRange(minimum=0, maximum=8, idle_s=60))
 
 
 def test_with_a_service_the_front_end_removes_nodes(live: Callable[..., None]) -> None:
