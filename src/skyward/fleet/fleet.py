@@ -295,6 +295,7 @@ class Fleet:
         self._spawn(renew_secrets(self._machines))
         self._spawn(self._end_lost_machines())
         try:
+            await self._machines.ask_for_elastic()
             nodes = await self._machines.launch([member.rank for member in members]) if members else ()
             await _all_or_the_first_error(
                 {node.rank: self._make_node(self._members[node.rank], node) for node in nodes}
@@ -328,6 +329,7 @@ class Fleet:
         self._spawn(renew_secrets(self._machines))
         self._spawn(self._end_lost_machines())
         try:
+            await self._machines.ask_for_elastic()
             await _all_or_the_first_error({kept.rank: self._find(members[kept.rank], kept) for kept in record.nodes})
             present = [member for member in members.values() if member.node is not None]
             if must_live and not present:

@@ -130,6 +130,15 @@ class Machines:
         """Return the machines of a rank that may exist; only those after the first ``since`` of :attr:`all`."""
         return [each for each in self.all[since:] if each.rank == rank and each.has_rank and not each.ended]
 
+    async def ask_for_elastic(self) -> None:
+        """Have the user agree to what an elastic pool can cost, before it opens."""
+        request = self.request
+        if request.elastic is None or self._consent.covers_elastic:
+            return
+        offers = connected(await self.provider.offers(request), request, nodes=request.nodes)
+        choice = choose(request, offers, nodes=request.nodes, provider=self.provider.name)
+        await self._consent.given_to_elastic(choice.batches, provider=self.provider.name)
+
     async def launch(self, ranks: Sequence[int], *, beside: Iterable[Node] = ()) -> Sequence[Node]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
 

@@ -115,9 +115,33 @@ class Consent:
             for batch, own in zip(batches, best, strict=True)
         ]
 
-    async def _confirm(self, most: float, batches: Sequence[Batch], nodes: int, provider: str) -> None:
+    @property
+    def covers_elastic(self) -> bool:
+        """True if no pool whose nodes come and go can exceed the limit: ``max_cost`` alone bounds its cost."""
+        return self.forecast.max_cost <= self.limit
+
+    async def given_to_elastic(self, batches: Sequence[Batch], *, provider: str) -> None:
+        """Ask before an elastic pool opens that may exceed the limit: it buys later, and does not ask then.
+
+        Args:
+            batches: its machines, if it has as many as it may.
+            provider: the provider's name.
+
+        Raises:
+            BudgetError: the user declines, or cannot be asked.
+        """
+        nodes, most = sum(batch.nodes for batch in batches), self.forecast.max_cost
+        if any(batch.offers[0].price_per_hour != 0 for batch in batches):
+            unknown = "an unknown sum, since they come and go, and max_cost is not set"
+            await self._confirm(most, batches, nodes, provider, unknown if math.isinf(most) else f"up to ${most:.2f}")
+            self.limit, self.agreed = most, True
+        self.nodes = nodes
+
+    async def _confirm(self, most: float, batches: Sequence[Batch], nodes: int, provider: str, total: str = "") -> None:
         wares = " and ".join(f"{batch.nodes} of {describe_offer(batch.offers[0])}" for batch in batches)
-        total = "an unknown sum, since no price is known" if math.isinf(most) else f"up to ${most:.2f} until timeout"
+        if not total:
+            unknown = "an unknown sum, since no price is known"
+            total = unknown if math.isinf(most) else f"up to ${most:.2f} until timeout"
         what = f"{wares} at {provider} can cost {total}"
         limit = f"{CONFIRM_ABOVE}={self.limit:g}"
         answer = None if self.nodes else await self.ask(f"{what}, more than {limit}. Buy? [y/N] ")

@@ -6,6 +6,7 @@ import asyncio
 import io
 import math
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -117,6 +118,36 @@ def test_an_unknown_price_is_asked_about() -> None:
     user = Asked(answer=True)
     assert given(Consent(TWO_HOURS, limit=20.0, ask=user), offer(None), offer(1.0)) == (offer(None), offer(1.0))
     assert "can cost an unknown sum, since no price is known" in user.questions[0]
+
+
+@pytest.mark.parametrize(
+    ("max_cost", "total"),
+    [(math.inf, "an unknown sum, since they come and go, and max_cost is not set"), (30.0, r"up to \$30\.00")],
+)
+def test_an_elastic_pool_asks_before_it_opens_and_not_when_it_grows(max_cost: float, total: str) -> None:
+    user = Asked(answer=True)
+    consent = Consent(Forecast(timeout_s=7200, max_cost=max_cost), limit=20.0, ask=user)
+    assert not consent.covers_elastic
+    asyncio.run(consent.given_to_elastic([Batch(nodes=8, offers=(offer(1.0),))], provider="cloud"))
+    assert re.search(f"8 of at 1.0 .* can cost {total}, more than SKYWARD_CONFIRM_ABOVE=20. Buy?", user.questions[0])
+    assert given(consent, offer(5.0), nodes=4, beside=[offer(1.0)] * 4) == (offer(5.0),)
+    assert len(user.questions) == 1
+
+
+def test_an_elastic_pool_within_the_limit_or_of_machines_without_a_price_asks_nobody() -> None:
+    user = Asked(answer=None)
+    assert Consent(Forecast(timeout_s=7200, max_cost=20.0), limit=20.0, ask=user).covers_elastic
+    consent = Consent(TWO_HOURS, limit=20.0, ask=user)
+    asyncio.run(consent.given_to_elastic([Batch(nodes=8, offers=(offer(0.0),))], provider="local"))
+    assert given(consent, offer(0.0), nodes=8) == (offer(0.0),)
+    assert user.questions == []
+
+
+def test_an_elastic_pool_without_consent_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIRM_ABOVE, "3")
+    stage = FleetStage(ledger=Ledger(tmp_path / "ledger.db"), provider=FakeProvider([offer(2.0)]))
+    with pytest.raises(BudgetError, match=r"8 of at 2\.0 .* max_cost is not set, more than SKYWARD_CONFIRM_ABOVE=3"):
+        asyncio.run(stage.fleet(nodes=(0, 8), timeout=3600).start())
 
 
 @pytest.mark.parametrize(("answer", "why"), [(False, "it was not confirmed"), (None, "nobody can confirm it here")])
