@@ -505,7 +505,10 @@ class ComputePool(CallsByFunction):
         """
         from skyward.api.streams import open_streams
 
-        return open_streams(self._ready.scheduler, pending.generator_invocation(), everywhere=everywhere)
+        running = self._ready
+        if everywhere:
+            running.have_a_node()
+        return open_streams(running.scheduler, pending.generator_invocation(), everywhere=everywhere)
 
     def run_as_read(self, batch: PendingResults[R]) -> Stream[R]:
         """Run calls while their results are read, and return at once: ``gather(..., stream=True) >> pool``."""

@@ -82,6 +82,8 @@ class ElasticSize:
         workers = nodes * self._per_node
         is_refilled = self._backlog.is_refilled(load.calls, workers, self._clock.monotonic(), boot_s=boot_s)
         target = wanted(load, self._size, nodes=nodes, per_node=self._per_node, boot_s=boot_s, is_refilled=is_refilled)
+        if not target and len(self._fleet.members) > nodes:  # others still finish their calls: node 0 goes last
+            target = min(nodes, 1)
         if target > nodes:
             more = ", and more for each that ends" if is_refilled else ""
             self._grow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +20,11 @@ def node() -> int:
     return sky.instance_info().node
 
 
+@sky.compute
+def nodes() -> Iterator[int]:
+    yield sky.instance_info().node
+
+
 def test_a_pool_comes_from_no_node_and_goes_back_to_none():
     with sky.ComputePool(provider=sky.Local(), nodes=(0, 2), idle="1s", display="quiet") as pool:
         for _ in range(2):
@@ -28,6 +34,8 @@ def test_a_pool_comes_from_no_node_and_goes_back_to_none():
                 with attempt:
                     assert pool.instance_count == 0
         assert node() @ pool == (0,), "a broadcast brings a node"
+        pool.scale(0).result()
+        assert [list(items) for items in nodes() @ pool] == [[0]]
         pool.scale(2).result()
         assert node() @ pool == (0, 1)
         with pytest.raises(ConfigurationError, match=r"at most 2, as the pool has nodes=\(0, 2\)"):

@@ -171,6 +171,22 @@ def test_calls_that_come_while_the_last_node_leaves_wait_for_the_next_one(live: 
     live(story)
 
 
+def test_node_0_stays_until_the_others_have_finished_their_calls(live: Callable[..., None]) -> None:
+    async def story(day: Day) -> None:
+        await day.pool.fleet.scale(2, ())
+        for seconds in (5.0, 5.0, 5.0, 1000.0):
+            day.submit(1, seconds)
+        await wait(500)
+        assert day.pool.fleet.wanted == {0}
+        day.submit(1, 5.0)
+        await wait(10)
+        assert day.waits_s[-1] < 1
+        await wait(1500)
+        assert day.nodes == 0
+
+    live(story)
+
+
 def test_a_broadcast_takes_the_nodes_that_there_are(live: Callable[..., None]) -> None:
     async def story(day: Day) -> None:
         with pytest.raises(PoolStateError, match="every node of the pool is gone"):
