@@ -191,14 +191,30 @@ def test_the_machine_of_a_killed_client_ends_its_bill_by_itself(start: Start, tm
     assert processes_of([machine["InstanceId"]]) == []
 
 
-KEPT = CLIENT.replace("lease=3", 'name="cloud", keep="10m", nodes=2')
+KEPT = """
+import json, os, signal, sys
+import skyward as sky
+
+@sky.compute(retries=0)
+def note(path, number):
+    with open(path, "a") as file:
+        file.write(f"{number}\\n")
+    return number
+
+for name, value in json.loads(sys.argv[2]).items():
+    setattr(sky.AWS, name, value)
+provider, notes = sky.AWS(endpoint_url=sys.argv[1]), sys.argv[4]
+with sky.ComputePool(provider=provider, machine=sys.argv[3], name="cloud", keep="10m", nodes=2) as pool:
+    pool.spawn(sky.gather(*(note(notes, number) for number in range(200))), name="notes")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_a_kept_fleet_is_taken_over_without_a_purchase_and_nothing_of_it_is_left_when_its_time_is_over(
-    start: Start, ssh_cache: Path
+    start: Start, tmp_path: Path, ssh_cache: Path
 ) -> None:
-    ec2 = start(ssh_cache)
-    command = [sys.executable, "-c", KEPT, ec2.endpoint_url, json.dumps(dict(ec2.settings)), MACHINE]
+    ec2, notes = start(ssh_cache), tmp_path / "notes"
+    command = [sys.executable, "-c", KEPT, ec2.endpoint_url, json.dumps(dict(ec2.settings)), MACHINE, str(notes)]
     killed = subprocess.run(command, timeout=DEADLINE_S, check=False, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     bought = sorted(instance["InstanceId"] for instance in ec2.instances())
@@ -208,13 +224,15 @@ def test_a_kept_fleet_is_taken_over_without_a_purchase_and_nothing_of_it_is_left
     with sky.attach("cloud", display="quiet") as pool:
         found = sorted(instance for _, instance in where() @ pool)
         cost = pool.status.cost
+        assert sky.job("notes").result(timeout=DEADLINE_S) == tuple(range(200))
     assert (Counter(ec2.actions)["RunInstances"], Counter(ec2.actions)["CreateFleet"]) == creates
     asyncio.run(keep_for(folder, Ledger.of_user(), 2.0))
     eventually(lambda: not folder.written_at() and not folder.has_keeper())
 
     assert found == bought
+    assert Counter(map(int, notes.read_text().split())) == Counter(range(200))
     assert cost >= 2 * BILLED_S * USD_PER_SECOND  # since their launch, by another process
-    assert {entry.name for entry in folder.path.iterdir()} <= {"lock", "keeper"}
+    assert {entry.name for entry in folder.path.iterdir()} <= {"lock", "keeper", "jobs"}
     nothing_is_left(ec2)
 
 
