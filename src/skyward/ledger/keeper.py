@@ -7,6 +7,7 @@ ends what cannot end itself, closes the ledger's entries, and deletes the fleet'
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.environment.supervisor_check import SUPERVISOR_GONE, supervisor_check
 from skyward.errors import PoolStateError, SkywardError
 from skyward.ledger.fleet_record import KEEPER_LOCK, FleetFolder, FleetRecord, KeptNode, kept_fleets
+from skyward.ledger.job_folders import job_folders
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.ownership import Moment
 from skyward.ledger.sweep import Sweep, SweepReport
@@ -37,6 +39,11 @@ _TICK_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 60.0
 _CHECK_S: Final = 60.0
 _AGAIN_S: Final = 60.0
+# A program of its own, as what it needs is above this module.
+_FETCH: Final = "import sys; from skyward.api.jobs import fetch_results; fetch_results(sys.argv[1])"
+_FETCHES: Final = 0.3
+"""Part of the time that a fleet is kept between two looks for results."""
+_FETCH_S: Final = 600.0
 
 
 def start_keeper(folder: FleetFolder) -> None:
@@ -84,6 +91,7 @@ class Keeper:
         self._folder = folder
         self._ledger = ledger
         self._clock = clock
+        self._fetch_at = -math.inf
 
     async def run(self) -> None:
         """Wait until the fleet has neither a client nor a living node, and end what is left of it."""
@@ -110,6 +118,7 @@ class Keeper:
             assert record is not None
             # Its jobs may go on for longer than it is kept.
             self._ledger.keep_pool(record.pool_id, Moment.after(record.keep_s + MARGIN_S))
+            await self._fetch_results(record)
             return min(max(record.keep_s / 10, _TICK_S), _LONGEST_PAUSE_S)
         if not self._folder.try_hold(as_keeper=True):
             return _TICK_S
@@ -130,6 +139,23 @@ class Keeper:
         except PoolStateError as error:
             _say(str(error))
             return None
+
+    async def _fetch_results(self, record: FleetRecord) -> None:
+        """Copy results of jobs to this machine while their fleet lives: no program of the user's may ask in time."""
+        jobs = (folder for folder in job_folders(record.name) if folder.record.pool_id == record.pool_id)
+        now = self._clock.elapsed()
+        if now < self._fetch_at or not any(folder.unfetched() for folder in jobs):
+            return
+        self._fetch_at = now + min(record.keep_s * _FETCHES, _LONGEST_PAUSE_S)
+        argv = (sys.executable, "-P", "-c", _FETCH, record.name)
+        process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.DEVNULL)
+        try:
+            async with asyncio.timeout(_FETCH_S):
+                await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
     def _note_left(self, record: FleetRecord) -> None:
         """Note the end of a client that was killed."""

@@ -16,6 +16,7 @@ import pytest
 
 import skyward as sky
 from skyward.ledger.fleet_record import FleetFolder
+from skyward.ledger.job_folders import find_job
 from skyward.ledger.keeper import end_fleet
 from skyward.ledger.ledger import Ledger
 from support.eventually import eventually
@@ -116,11 +117,12 @@ def test_jobs_of_a_killed_program_are_read_by_others_and_stay_when_the_fleet_has
         (tmp_path / "project" / name).write_text(text)
     script = skyward("run", "train.py", "--on", NAME, "--name", "script", "--lr", "1", cwd=tmp_path / "project")
     assert (script.returncode, script.stdout) == (3, "7 --lr 1\n")
-    assert skyward("run", "train.py", "--on", NAME, "--name", "later", "-d", cwd=tmp_path / "project").returncode == 0
-
-    for attempt in eventually(30.0):
-        with attempt:
-            assert sky.job("later").state == "failed"
+    for name in ("later", "last"):
+        started = skyward("run", "train.py", "--on", NAME, "--name", name, "-d", cwd=tmp_path / "project")
+        assert started.returncode == 0
+        for attempt in eventually(60.0):
+            with attempt:  # the first is fetched without a program that asks for it
+                assert not find_job("later").unfetched() if name == "later" else sky.job(name).state == "failed"
     down = skyward("down", NAME)
     assert down.returncode == 0
     assert [(job.id, job.state.value) for job in sky.jobs(NAME)] == [
@@ -128,9 +130,10 @@ def test_jobs_of_a_killed_program_are_read_by_others_and_stay_when_the_fleet_has
         ("one", "finished"),
         ("script", "failed"),
         ("later", "failed"),
+        ("last", "failed"),
     ]
     assert sky.job("one").result() == 40
-    assert skyward("logs", NAME, "later").stdout.endswith("| 7\n")
+    assert skyward("logs", NAME, "last").stdout.endswith("| 7\n")
 
 
 def test_a_job_goes_on_on_another_node_and_is_cancelled_from_another_terminal(tmp_path: Path) -> None:
