@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -148,9 +150,16 @@ def test_a_handler_is_told_of_the_timeout_also_when_it_comes_late(worker: Worker
 # --- the exception ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "wait", [lambda: time.sleep(60), lambda: threading.Event().wait(60), lambda: threading.Semaphore(0).acquire()]
-)
+WAITS: dict[str, Callable[[], object]] = {
+    "sleep": lambda: time.sleep(60),
+    "event": lambda: threading.Event().wait(60),
+    "lock": lambda: threading.Semaphore(0).acquire(),
+    "asyncio": lambda: asyncio.run(asyncio.sleep(60)),
+    "program": lambda: subprocess.run(["sleep", "60"], check=True),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 def test_the_time_limit_ends_a_wait_of_the_thread_that_runs_the_call(
     worker: Worker, wait: Callable[[], object]
 ) -> None:
