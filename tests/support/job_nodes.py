@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 from skyward.errors import UnreachableError
 from skyward.events import LogLine
 from skyward.events.log_files import KeptLines
+from skyward.fleet.checkpoints import NodeCheckpoints
 from skyward.fleet.node_jobs import JobCallState, JobRefusedError
+from skyward.machine.local import LocalAccess
 from skyward.node.jobs.store import Claim, JobExistsError, JobStore, UnknownJobError
 from skyward.shipping.job_file import JobEnd, JobOutcome, read_call, split_calls
 from skyward.shipping.pickling import pack_result, unpack
 from skyward.shipping.remote_exceptions import pack_error
+from skyward.wire.node_config import CHECKPOINTS
 
 LARGE_BYTES = 1000
 """Size of an outcome above which it does not fit into an answer."""
@@ -74,6 +78,14 @@ class StoreNode:
     def states_of(self, job: str = "run-7") -> dict[int, str]:
         """Return the states of a job's calls."""
         return {int(index): facts["state"] for index, facts in self.store.states(job).get(job, {}).items()}
+
+    def checkpoints(self) -> NodeCheckpoints:
+        """The folder of the checkpoints of its calls."""
+        transport = LocalAccess(address="127.0.0.1", workdir=str(self._folder)).open()
+        place = str(self._folder / CHECKPOINTS)
+        return NodeCheckpoints(
+            transport=transport, python=sys.executable, folder=place, instance_id=self.instance_id, node=self.node
+        )
 
     # --- its client -------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from skyward.distributed.runtime import instance_info, is_on_node
 from skyward.errors import CallTimeoutError, NotInPoolError, TimeLimit
 from skyward.wire.control import EndKind
 
-__all__ = ["CallGrace", "EndNotice", "checkpoint_folder", "notice", "on_notice"]
+__all__ = ["CallGrace", "EndNotice", "checkpoint_folder", "limit_passed", "notice", "on_notice"]
 
 _LEAD_SHARE = 0.1
 """Part of a call's timeout that is left when its notice is given, unless the call has a ``grace``."""

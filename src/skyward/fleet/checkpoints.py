@@ -65,8 +65,8 @@ class CheckpointCopy:
         self._known_on = ""
         self._facts: dict[str, tuple[int, ...]] = {}
 
-    async def fetch(self, node: NodeCheckpoints) -> None:
-        """Make a new copy, in which unchanged files are those of the last one; without a folder there, do nothing.
+    async def fetch(self, node: NodeCheckpoints) -> bool:
+        """Make a new copy, in which unchanged files are those of the last one; return False without a folder there.
 
         The copy is whole: if a file changes while it is read, or the node does not answer, the last copy stays.
 
@@ -75,7 +75,7 @@ class CheckpointCopy:
         """
         listing = await node.files().matching([self.name])
         if listing.unmatched:
-            return
+            return False
         number = max(self._numbers, default=0) + 1
         part = self._folder / f"{number}.part"
         await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
@@ -89,6 +89,7 @@ class CheckpointCopy:
         self._remember(listing, node)
         for last in earlier:
             await asyncio.to_thread(shutil.rmtree, self._folder / str(last), ignore_errors=True)
+        return True
 
     async def put(self, node: NodeCheckpoints) -> int:
         """Replace the folder on a node by the copy; return the number of files. Without a copy the node has no folder.

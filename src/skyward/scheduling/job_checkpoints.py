@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
@@ -14,7 +14,8 @@ from skyward.fleet.node_jobs import NodeJobs
 from skyward.ledger.job_folders import JobFolder
 from skyward.shipping.job_file import read_head
 
-_EVERY_S: Final = 10.0
+EVERY_S: Final = 10.0
+"""Seconds between two copies of a checkpoint."""
 _logger = logging.getLogger("skyward")
 
 
@@ -29,30 +30,40 @@ class JobCheckpoints:
         self._clock = clock
         self._copied_at: dict[tuple[str, int], float] = {}
         self._copies: dict[tuple[str, int], CheckpointCopy] = {}
+        self._have: set[tuple[str, int]] = set()
+        self._fetching: dict[tuple[str, int], asyncio.Task[None]] = {}
 
-    async def refresh(self, folder: JobFolder, running: Mapping[int, NodeJobs], *, at_once: bool = False) -> None:
-        """Fetch what has changed in the checkpoints of calls that run, every ten seconds at most, or ``at_once``.
+    async def refresh(
+        self, folder: JobFolder, running: Mapping[int, NodeJobs], *, leaving: Collection[str] = ()
+    ) -> bool:
+        """Fetch what has changed in the checkpoints of calls that run, every ten seconds at most.
+
+        Return True if one of these calls has any.
 
         A copy that is not made is no error: the last one stays.
 
         Args:
             folder: the job.
             running: the node of each call that runs.
-            at_once: True if a node is about to be lost.
+            leaving: instances of nodes that are about to be lost, whose checkpoints are fetched each time.
         """
-        now = self._clock.monotonic()
-        due = {
-            index: node
-            for index, node in running.items()
-            if at_once or now - self._copied_at.get((folder.record.job, index), now - _EVERY_S) >= _EVERY_S
-        }
-        await asyncio.gather(*(self._fetch(folder, index, node) for index, node in due.items()))
+        now, job = self._clock.monotonic(), folder.record.job
+        for index, node in running.items():
+            early = now - self._copied_at.get((job, index), now - EVERY_S) < EVERY_S
+            if not (early and node.instance_id not in leaving) and (job, index) not in self._fetching:
+                self._fetching[job, index] = asyncio.ensure_future(self._fetch(folder, index, node))
+        tasks = [task for index in running if (task := self._fetching.get((job, index))) is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return any((job, index) in self._have for index in running)
 
     async def put(self, folder: JobFolder, index: int, node: NodeJobs) -> str:
         """Put a call's checkpoint onto the node of its next run; return what the user should know of it.
 
         If that fails, the call begins without it.
         """
+        if (fetching := self._fetching.get((folder.record.job, index))) is not None:  # from the node that is lost
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
         try:
             count = await (await self._copy(folder, index)).put(node.checkpoints())
         except (SkywardError, OSError) as error:
@@ -61,9 +72,12 @@ class JobCheckpoints:
 
     async def _fetch(self, folder: JobFolder, index: int, node: NodeJobs) -> None:
         try:
-            await (await self._copy(folder, index)).fetch(node.checkpoints())
+            if await (await self._copy(folder, index)).fetch(node.checkpoints()):
+                self._have.add((folder.record.job, index))
         except (SkywardError, OSError) as error:
             _logger.debug("the checkpoint of job %s[%d] was not copied: %s", folder.record.job, index, error)
+        finally:
+            del self._fetching[folder.record.job, index]
         self._copied_at[folder.record.job, index] = self._clock.monotonic()
 
     async def _copy(self, folder: JobFolder, index: int) -> CheckpointCopy:

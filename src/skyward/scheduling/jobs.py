@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,12 +22,15 @@ from skyward.events import LogLine
 from skyward.fleet.node_jobs import RUNNING, UNFINISHED, WAITING, JobCallState, JobRefusedError, NodeJobs
 from skyward.ledger.job_folders import JobFolder, job_folders, loads, write_private
 from skyward.market.autoscale import Workload
+from skyward.scheduling.job_checkpoints import EVERY_S, JobCheckpoints
 from skyward.shipping.job_file import JobEnd, JobOutcome, join_calls, outcome_parts, read_end, read_head
 
 UNKNOWN: Final = "unknown"
 """State of a call whose node cannot be asked, or is gone."""
 _LOOK_S = 30.0  # besides reports of the nodes; for jobs that another program has spawned, too
 _LAST_LOOK_S = 10.0
+_LEAVING_LOOK_S = 2.0
+"""Seconds between two looks while a node that is taken back runs jobs: their calls may save their work."""
 _NAMED = 5
 _logger = logging.getLogger("skyward")
 
@@ -122,7 +126,7 @@ async def fetch_over(folder: JobFolder, nodes: Iterable[NodeJobs], states: State
                 lines = [line async for line in lines_of(node, folder.record.job, over[0])]
                 await asyncio.to_thread(_keep, folder, over[0], None, lines)
                 await node.fetch_outcome(known[over[0]].path, folder.outcome(over[0]))
-                folder.call(over[0]).unlink(missing_ok=True)
+                await asyncio.to_thread(_forget_call, folder, over[0])
             over = over[len(results) or 1 :]
 
 
@@ -130,7 +134,13 @@ def _keep(folder: JobFolder, index: int, outcome: bytes | None, lines: Iterable[
     write_private(folder.output(index), map(_text, lines))
     if outcome is not None:
         write_private(folder.outcome(index), [outcome])  # last: it says that all is here
-        folder.call(index).unlink(missing_ok=True)
+        _forget_call(folder, index)
+
+
+def _forget_call(folder: JobFolder, index: int) -> None:
+    """Remove what only a call that is not over needs."""
+    folder.call(index).unlink(missing_ok=True)
+    shutil.rmtree(folder.checkpoint(index), ignore_errors=True)
 
 
 async def lines_of(node: NodeJobs, job: str, index: int) -> AsyncGenerator[LogLine]:
@@ -207,6 +217,8 @@ class FleetJobs:
         self._seen: dict[tuple[str, int], JobCallState] = {}
         self._unfinished: Counter[int] = Counter()
         self._unplaced = 0
+        self._checkpoints = JobCheckpoints()
+        self._copying: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -231,6 +243,10 @@ class FleetJobs:
         with suppress(TimeoutError, SkywardError, OSError):
             async with asyncio.timeout(_LAST_LOOK_S):
                 await self.look()
+                if self._copying is not None:
+                    await self._copying
+        if self._copying is not None:
+            self._copying.cancel()
         if names := [folder.record.job for folder in self.folders() if folder.unfetched()]:
             others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
             self._publish(
@@ -292,6 +308,8 @@ class FleetJobs:
             nodes = {node.instance_id: node for node in self._nodes()}
             states = await states_on(nodes.values())
             self._unfinished = Counter(nodes[place].node for place in _unfinished_in(states))
+            if self._copying is None or self._copying.done():  # apart: it may take long
+                self._copying = asyncio.ensure_future(self._copy_checkpoints([*_running_in(due, nodes, states)]))
             for folder, indices in due:
                 try:
                     await self._look_at(folder, indices, nodes, states)
@@ -333,15 +351,36 @@ class FleetJobs:
             await asyncio.to_thread(write_private, folder.outcome(index), outcome_parts(outcome))
             self._publish(message)
         elif nodes:
-            load = loads(self.folders(), nodes)
-            folder.move(index, choose_places(1, load)[0], used)
-            self._publish(f"job {name} runs again from its beginning: its node, {before}, was lost")
+            place = choose_places(1, loads(self.folders(), nodes))[0]
+            how = await self._checkpoints.put(folder, index, nodes[place])
+            folder.move(index, place, used)
+            self._publish(f"job {name} runs again {how}: its node, {before}, was lost")
+
+    async def _copy_checkpoints(self, running: Sequence[tuple[JobFolder, Mapping[int, NodeJobs]]]) -> None:
+        have = [await self._checkpoints.refresh(folder, calls, leaving=self._preempted) for folder, calls in running]
+        leaving = any(node.instance_id in self._preempted for _, calls in running for node in calls.values())
+        if leaving or any(have):
+            asyncio.get_running_loop().call_later(_LEAVING_LOOK_S if leaving else EVERY_S, self.look_soon)
 
 
 def _unfinished_in(states: States) -> Iterator[str]:
     """Yield the instance of each call that is not over."""
     for instance_id, known in states.items():
         yield from (instance_id for calls in known.values() for call in calls.values() if call.state in UNFINISHED)
+
+
+def _running_in(
+    due: Iterable[tuple[JobFolder, Sequence[int]]], nodes: Mapping[str, NodeJobs], states: States
+) -> Iterator[tuple[JobFolder, Mapping[int, NodeJobs]]]:
+    """Yield jobs of which calls run, with the node of each of these calls."""
+    for folder, indices in due:
+        running: dict[int, NodeJobs] = {}
+        for index in indices:
+            place, state = folder.record.places[index], state_of(folder, index, states)
+            if state is not None and state.state == RUNNING and place in nodes:
+                running[index] = nodes[place]
+        if running:
+            yield folder, running
 
 
 _attached: dict[str, FleetJobs] = {}

@@ -58,6 +58,22 @@ def wait_for(path: str) -> int:
     return os.getpid()
 
 
+@sky.compute(retries=1)
+def save(path: str) -> str:
+    """Return what the last run has saved; the first one saves and waits."""
+    import os
+    import threading
+
+    state = sky.checkpoint_folder() / "state"
+    if state.exists():
+        return state.read_text()
+    state.write_text(f"saved by {os.getpid()}")
+    with open(f"{path}.pids", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    threading.Event().wait()
+    return ""
+
+
 def kept_pool(**options: Any) -> sky.ComputePool:
     given: dict[str, Any] = {"nodes": 2, "name": NAME, "keep": "1m", "display": "quiet"} | options
     return sky.ComputePool(provider=sky.Local(), **given)
@@ -155,6 +171,19 @@ def test_a_job_goes_on_on_another_node_and_is_cancelled_from_another_terminal(tm
         with pytest.raises(CancelledError):
             long.result(timeout=30)
         assert pool.submit(os.getpid).result(timeout=60) > 0
+
+
+def test_a_job_whose_node_is_lost_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    with kept_pool() as pool:
+        job = pool.spawn(save(str(tmp_path / "end")), name="run-8")
+        (worker,) = begun(tmp_path / "end")
+        pool.spawn(wait_for(str(tmp_path)), name="another").result(timeout=60)  # its end has the client look
+        for attempt in eventually(60.0):
+            with attempt:
+                assert [*FleetFolder(NAME).jobs.glob("run-8/0/checkpoint/*/*/state")]
+        switch_off_node_of(worker)
+        assert job.result(timeout=60) == f"saved by {worker}"
+    assert [*FleetFolder(NAME).jobs.glob("run-8/0/checkpoint")] == []
 
 
 def test_a_pool_that_is_not_kept_has_no_jobs() -> None:

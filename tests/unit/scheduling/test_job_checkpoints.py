@@ -62,10 +62,10 @@ async def test_a_checkpoint_is_copied_every_ten_seconds_and_at_once_when_its_nod
     clock = FakeClock()
     checkpoints = JobCheckpoints(clock)
     copied: list[str] = []
-    for step, passed_s, at_once in ((1, 0, False), (2, 5, False), (3, 5, False), (4, 1, False), (5, 1, True)):
+    for step, passed_s, leaving in ((1, 0, ""), (2, 5, ""), (3, 5, ""), (4, 1, "i-1"), (5, 1, "i-0")):
         clock.advance(passed_s)
         first.save(step)
-        await checkpoints.refresh(folder, {0: first.jobs}, at_once=at_once)
+        await checkpoints.refresh(folder, {0: first.jobs}, leaving=[leaving])
         await checkpoints.put(folder, 0, second.jobs)
         copied.append(second.state.read_text())
     assert copied == ["0001", "0001", "0003", "0003", "0005"]
@@ -79,7 +79,7 @@ async def test_a_call_without_a_checkpoint_or_a_place_for_it_begins_anew(
     await checkpoints.refresh(folder, {0: first.jobs})
     assert await checkpoints.put(folder, 0, second.jobs) == "from its beginning"
     first.save(7)
-    await checkpoints.refresh(folder, {0: first.jobs}, at_once=True)
+    await checkpoints.refresh(folder, {0: first.jobs}, leaving=["i-0"])
     (tmp_path / "node-1").mkdir(exist_ok=True)
     (tmp_path / "node-1" / "checkpoints").touch()
     how = await checkpoints.put(folder, 0, second.jobs)

@@ -17,7 +17,7 @@ from skyward.fleet.node_jobs import RUNNING, WAITING, JobCallState
 from skyward.ledger.job_folders import JobFolder, JobRecord, find_job, job_folders, make_folder
 from skyward.market.autoscale import Workload
 from skyward.scheduling.jobs import FleetJobs, choose_places, hand_over, kept_lines, runs_used
-from skyward.shipping.job_file import call_bytes, job_call, outcome_value, read_outcome
+from skyward.shipping.job_file import call_bytes, job_call, outcome_value, read_call, read_outcome
 from skyward.submission import Invocation
 from support.job_nodes import StoreNode
 
@@ -157,6 +157,30 @@ async def test_a_call_of_a_lost_node_runs_elsewhere_with_its_run_used_up(nodes: 
     assert read_outcome(folder.outcome(0)).attempt == 2
     assert folder.unfetched() == []
     assert said == ["job run-7 runs again from its beginning: its node, i-0, was lost"]
+
+
+async def test_the_checkpoint_of_a_call_is_on_its_next_node_before_the_call_is(
+    nodes: list[StoreNode], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    folder, looked_after = job("run-7", "i-0"), fleet(nodes, said)
+    await looked_after.look()
+    claim = nodes[0].begin("run-7")
+    place = Path("checkpoints", read_call(nodes[0].store.call_file(claim)).token, "state")
+    (tmp_path / "i-0" / place).parent.mkdir(parents=True)
+    (tmp_path / "i-0" / place).write_text("step 40")
+    await looked_after.look()
+    assert looked_after._copying is not None
+    await looked_after._copying
+    assert [*folder.checkpoint(0).iterdir()] != []
+
+    lost = nodes.pop(0)
+    await looked_after.look()
+    assert said == [f"job run-7 runs again from its checkpoint: its node, {lost.instance_id}, was lost"]
+    assert (tmp_path / "i-1" / place).read_text() == "step 40"
+    nodes[0].run("run-7")
+    await looked_after.look()
+    assert not folder.checkpoint(0).exists(), "the call is over"
 
 
 async def test_a_call_without_a_retry_fails_with_its_node(nodes: list[StoreNode]) -> None:
