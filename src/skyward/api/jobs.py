@@ -115,6 +115,7 @@ class Job:
     def __init__(self, folder: JobFolder, reach: Reach | None = None) -> None:
         self._folder = folder
         self._reach = reach or nodes_of
+        self._told = False
 
     @property
     def id(self) -> str:
@@ -254,8 +255,21 @@ class Job:
         if (attached := self._attached) is not None:
             await attached.look()
         else:
-            await fetch_over(folder, nodes, await states_on(nodes, folder.record.job))
+            states = await states_on(nodes, folder.record.job)
+            await fetch_over(folder, nodes, states)
+            self._tell_unreachable(states)
         return bool(folder.unfetched())
+
+    def _tell_unreachable(self, states: States) -> None:
+        """Log once that a wait may not end by itself."""
+        places = {self._folder.record.places[index] for index in self._folder.unfetched()} - states.keys()
+        if places and not self._told:
+            self._told = True
+            _logger.warning(
+                "job %s: its nodes %s do not answer; if they are lost, the next program that opens the pool %r runs it "
+                "elsewhere",
+                *(self.id, ", ".join(sorted(places)), self.pool),
+            )
 
     async def _cancel(self) -> None:
         folder = self._folder

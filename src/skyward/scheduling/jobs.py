@@ -268,9 +268,10 @@ class FleetJobs:
         """Return the jobs of this fleet."""
         return [folder for folder in job_folders(self.fleet) if folder.record.pool_id == self.pool_id]
 
-    def unfinished_on(self, rank: int) -> int:
-        """Return the number of calls that a node had at the last look and that are not over."""
-        return self._unfinished[rank]
+    def unfetched_on(self, rank: int) -> int:
+        """Return the number of calls whose outcome is on a node only, or that are not over there."""
+        places = [node.instance_id for node in self._nodes() if node.node == rank]
+        return sum(loads(self.folders(), places).values())
 
     def added_to(self, load: Workload) -> Workload:
         """Return the work of the pool with its jobs: a node with one is not idle, and one without a node needs it."""

@@ -664,7 +664,7 @@ class Scheduler:
 
         def is_idle() -> bool:
             waiting = rank not in self._leaving  # otherwise its successor does the waiting calls
-            if waiting and self.jobs is not None and self.jobs.unfinished_on(rank):
+            if waiting and self.jobs is not None and self.jobs.unfetched_on(rank):
                 return False
             return all(self._dispatch.drained(worker_id, waiting=waiting) for worker_id in self._workers_of(rank))
 

@@ -138,11 +138,16 @@ def test_a_result_that_went_with_its_fleet_is_said(node: StoreNode) -> None:
         later.cancel()
 
 
-def test_a_node_that_does_not_answer_is_no_end(node: StoreNode) -> None:
+def test_a_node_that_does_not_answer_is_no_end(node: StoreNode, caplog: pytest.LogCaptureFixture) -> None:
     job = spawned(node, 1)
     node.reachable = False
 
     assert job.state is JobState.UNREACHABLE
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="it goes on"):
+            job.result(timeout=0)
+    (record,) = caplog.records
+    assert "its nodes i-0 do not answer; if they are lost, the next program that opens the pool 'llm'" in record.message
 
 
 def test_a_cancelled_job(node: StoreNode) -> None:

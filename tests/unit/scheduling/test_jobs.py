@@ -127,6 +127,20 @@ async def test_outcomes_and_output_are_fetched_as_calls_end(nodes: list[StoreNod
     assert [line.line for line in kept_lines(folder.output(1))] == ["one", "two", "three"]
 
 
+async def test_a_node_is_needed_until_its_outcomes_are_here(nodes: list[StoreNode]) -> None:
+    job("run-7", "i-0", "i-1", "i-1")
+    looked_after = fleet(nodes)
+    counts = [looked_after.unfetched_on(1)]
+    await looked_after.look()
+    for index in (1, 2):
+        nodes[1].run("run-7", index)
+        counts.append(looked_after.unfetched_on(1))
+        await looked_after.look()
+        counts.append(looked_after.unfetched_on(1))
+
+    assert counts == [2, 2, 1, 1, 0]
+
+
 async def test_many_outcomes_and_large_ones_are_fetched(nodes: list[StoreNode]) -> None:
     folder, looked_after = job("run-7", *["i-0"] * 10, function=repeat), fleet(nodes)
     await looked_after.look()
@@ -265,7 +279,6 @@ async def test_a_call_without_a_node_waits_for_one(nodes: list[StoreNode]) -> No
     assert looked_after.added_to(Workload(calls=1, idle_s={0: 5.0, 1: 5.0})) == Workload(
         calls=1, idle_s={0: 5.0, 1: 0.0}
     )
-    assert looked_after.unfinished_on(1) == 1
 
 
 # --- clients that die -------------------------------------------------------------------------------------------------
