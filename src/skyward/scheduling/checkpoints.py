@@ -86,7 +86,10 @@ class Checkpoint:
     async def _move(self, node: Node) -> int:
         await self._settle()
         count = await self._copy.put(node.checkpoints())
-        self._node = node
+        former, self._node = self._node, node
+        if former.linked:
+            with suppress(SkywardError, OSError):
+                await self._copy.remove_from(former.checkpoints())
         return count
 
     async def _remove(self, *, stays_on_node: bool) -> None:

@@ -501,14 +501,14 @@ class Scheduler:
         incarnation, rank = link.incarnation, link.id.node
         try:
             count = await checkpoint.move(link.node.handle)
+            news = ev.Notice(f"{call.name} continues from its checkpoint on node {rank}") if count else None
         except (SkywardError, OSError) as error:
             lost = f"{call.name} begins without its checkpoint, which could not be put onto node {rank}: {error}"
-            self._bus.publish(ev.Error(lost, link.node.handle.instance.id))
-        else:
-            if count:
-                self._bus.publish(ev.Notice(f"{call.name} continues from its checkpoint on node {rank}"))
+            news = ev.Error(lost, link.node.handle.instance.id)
         if call.shipping is not token or link.incarnation != incarnation:
             return
+        if news is not None:
+            self._bus.publish(news)
         if not call.blobs or link.hold_present(call):
             call.shipping = None
             link.send_calls([call])
