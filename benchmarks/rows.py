@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks import arrays, calls, forwarding, graphs, learning, pools, ssh_opening, wide_area
+from benchmarks import arrays, calls, forwarding, graphs, learning, pools, ssh_opening, streams, wide_area
 from benchmarks.measured import Measured
 
 __all__ = ["ONCE", "ROWS", "Goal", "Limit", "Row"]
@@ -60,6 +60,10 @@ _STALLS = (
     Limit(figure="client_stall_s", at_most=0.1, text="longest stall of the client's loop, s"),
     Limit(figure="worker_stall_s", at_most=0.1, text="longest stall of a worker's loop, s"),
 )
+_FLAT = (
+    Limit(figure="client_growth_mb", at_most=20, text="growth of the client's memory, MB"),
+    Limit(figure="node_growth_mb", at_most=20, text="growth of the node's memory, MB"),
+)
 _WIDE_AREA = ("skyward", wide_area.DASK)
 _FORWARDING = ("skyward", "OpenSSH")
 _DASK_FRONT_END = ("skyward", "dask", "dask, TLS")
@@ -97,6 +101,20 @@ ROWS: dict[str, Row] = {
             *_processor_time(client_us=8, node_us=10),
         ),
         timeout_s=120,
+    ),
+    "stream_items": Row(
+        title="a generator of 1,000,000 numbers, read one by one",
+        measure=streams.items,
+        goals=(Limit(figure="first_item_s", at_most=1, text="time to the first of them, s"), *_FLAT),
+        rounds=1,
+        timeout_s=120,
+    ),
+    "stream_calls": Row(
+        title="`gather(..., stream=True)` of 1,000,000 no-ops from a generator",
+        measure=streams.calls,
+        goals=(Limit(figure="first_item_s", at_most=1, text="time to the first result, s"), *_FLAT),
+        rounds=1,
+        timeout_s=240,
     ),
     "joblib_5000": Row(
         title="joblib, 5,000 no-ops",

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 
 def nothing(_: object = None) -> None:
     """Do nothing: the shortest call."""
+
+
+def count(most: int) -> Iterator[int]:
+    """Yield numbers: the shortest generator."""
+    yield from range(most)
 
 
 def nap(seconds: float) -> None:

@@ -14,7 +14,7 @@ from skyward.base.exits import uninterrupted
 from skyward.hidden_frames import hide_frames, is_explained
 from skyward.scheduling.calls import RawOutcome, call_name
 from skyward.scheduling.scheduler import Scheduler
-from skyward.scheduling.streams import Arrivals, Inbox, ResultLot, ResultWindow, StreamBatch, most_unread
+from skyward.scheduling.streams import Arrivals, Inbox, ResultLot, ResultWindow, StreamBatch, most_unread, nbytes_of
 from skyward.submission import ArgumentMemo, Invocation, named
 from skyward.wire.messages import STREAM_BYTES, STREAM_ITEMS
 
@@ -151,7 +151,7 @@ class GeneratorStream(Stream[Any]):
             return _OVER
         entry = self._inbox.entries.popleft()
         raw = RawOutcome(entry, None, self._inbox.worker) if isinstance(entry, bytes) else entry
-        self._count(len(raw.data) + sum(memoryview(buffer).nbytes for buffer in raw.buffers))
+        self._count(nbytes_of(raw))
         return raw.value()
 
     def _count(self, nbytes: int) -> None:
@@ -207,7 +207,7 @@ class ResultStream(Stream[Any]):
         deadline_s: float | None = None,
         chunksize: int = 1,
     ) -> None:
-        self._window = ResultWindow(ordered=ordered)
+        self._window = ResultWindow()
         super().__init__(self._window.arrivals)
         self._source: Iterator[Invocation] | None = source
         self._scheduler = scheduler
@@ -220,6 +220,7 @@ class ResultStream(Stream[Any]):
         self._error: Exception | None = None
         self._arguments: dict[int, tuple[tuple[object, ...], dict[str, object]]] = {}
         self._is_slow = False
+        self._enough = 0
         self._submit_some()
         if self._error is not None and not self._window.submitted:
             raise self._error
@@ -229,7 +230,7 @@ class ResultStream(Stream[Any]):
 
     def _is_there(self) -> bool:
         window = self._window
-        there = window.read in window.results if self._ordered else bool(window.finished)
+        there = window.read in window.results if self._ordered else bool(window.results)
         return there or (self._source is None and not window.unread)
 
     def _wants_more(self) -> bool:
@@ -259,8 +260,11 @@ class ResultStream(Stream[Any]):
             if self._error is not None:
                 raise self._error
             return _OVER
-        number = window.read if self._ordered else window.finished.popleft()
-        raw = window.results.pop(number)
+        number = window.read
+        if self._ordered:
+            raw = window.results.pop(number)
+        else:
+            number, raw = window.results.popitem(last=False)
         window.read += 1
         try:
             return raw.value()
@@ -281,11 +285,12 @@ class ResultStream(Stream[Any]):
                 step(calls)
             except Exception as error:  # of the user's iterable and arguments, of any type
                 self._error, self._source = error, None
+        self._enough = max(2 * self._capacity - 1, self._most // 2)
 
     def _read_some(self, calls: list[Invocation]) -> None:
-        source, before_s = self._source, time.monotonic()
+        source, room, before_s = self._source, self._most - self._window.unread, time.monotonic()
         until_s = before_s + _READ_S
-        while source is not None and before_s < until_s and len(calls) < self._most - self._window.unread:
+        while source is not None and before_s < until_s and len(calls) < room:
             call = next(source, None)
             if call is None:
                 self._source = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -111,6 +111,11 @@ class StreamBatch:
         inbox.arrivals.notify()
 
 
+def nbytes_of(raw: RawOutcome) -> int:
+    """Return the size of a result, or of an item of a generator, in bytes."""
+    return len(raw.data) + (sum(memoryview(buffer).nbytes for buffer in raw.buffers) if raw.buffers else 0)
+
+
 def most_unread(capacity: int, *, arrived: int, mean_bytes: float) -> int:
     """Return how many calls may be submitted whose results were not read.
 
@@ -131,23 +136,17 @@ class ResultWindow:
     Attributes:
         work: counts of the calls.
         calls: the unfinished calls.
-        results: the outcomes that were not read.
-        finished: without an order, numbers of the calls that are over and were not read, as they came.
+        results: the outcomes that were not read, as they came.
         submitted: number of all calls.
         arrived: number of all outcomes.
         read: number of the outcomes that were read.
         arrivals: wakes the reader.
-
-    Args:
-        ordered: whether results are read in the order of the calls, or else as they arrive.
     """
 
-    def __init__(self, *, ordered: bool) -> None:
-        self._ordered = ordered
+    def __init__(self) -> None:
         self.work = WorkCount()
         self.calls: dict[int, LiveCall] = {}
-        self.results: dict[int, RawOutcome] = {}
-        self.finished: deque[int] = deque()
+        self.results: OrderedDict[int, RawOutcome] = OrderedDict()  # in a dict, the first is far behind removed ones
         self.submitted = self.arrived = self.read = 0
         self.arrivals = Arrivals()
         self._argument_bytes = self._result_bytes = 0
@@ -184,10 +183,8 @@ class ResultWindow:
         """Store the outcome of a call. On the event loop."""
         call = self.calls.pop(number)
         raw.label, raw.number = call.label, call.number
-        self._result_bytes += len(raw.data) + sum(memoryview(buffer).nbytes for buffer in raw.buffers)
+        self._result_bytes += nbytes_of(raw)
         self.results[number] = raw
-        if not self._ordered:
-            self.finished.append(number)
         self.arrived += 1
         self.arrivals.notify()
 

@@ -286,7 +286,7 @@ def test_nothing_is_kept_of_results_that_were_read(ordered: bool) -> None:
         workers.answer(number)
         next(results)
     window = results._window  # pyright: ignore[reportPrivateUsage]
-    assert not any([window.calls, window.results, window.finished, results._arguments])  # pyright: ignore[reportPrivateUsage]
+    assert not any([window.calls, window.results, results._arguments])  # pyright: ignore[reportPrivateUsage]
     results.close()
 
 
