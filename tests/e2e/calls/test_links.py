@@ -65,6 +65,23 @@ def test_calls_whose_links_are_cut_again_and_again_run_exactly_once(pool: sky.Co
     assert sorted(lines) == sorted(f"line {n}" for n in range(200))
 
 
+@sky.compute
+def mixed_items(most: int) -> Iterator[bytes]:
+    for number in range(most):
+        if number % 50 == 0:
+            time.sleep(0.02)
+        yield number.to_bytes(4, "big") + bytes(3 << 20 if number % 100 == 99 else 0)
+
+
+def test_items_of_a_stream_whose_links_are_cut_again_and_again_come_once_and_in_order(pool: sky.ComputePool) -> None:
+    numbers: list[int] = []
+    for item in mixed_items(3000) >> pool:
+        if len(numbers) % 300 == 299:
+            cut(pool)
+        numbers.append(int.from_bytes(item[:4], "big"))
+    assert numbers == [*range(3000)]
+
+
 def test_a_call_that_runs_while_the_link_is_down_keeps_its_result(pool: sky.ComputePool) -> None:
     future = pool.submit(time.sleep, 0.5)
     cut(pool)
