@@ -29,6 +29,8 @@ __all__ = ["CallGrace", "EndNotice", "checkpoint_folder", "limit_passed", "notic
 _LEAD_SHARE = 0.1
 """Part of a call's timeout that is left when its notice is given, unless the call has a ``grace``."""
 _LOOK_S = 0.5
+_LOOKS_SHARE = 20
+"""Times that a look may have taken before the next: a folder of many files costs a twentieth of the time."""
 _LONGEST_LOOKS = 4
 """Looks at a folder that never rests after which its content is reported all the same."""
 
@@ -305,8 +307,11 @@ class CallGrace:
     def _watch(self, call: _GracedCall, folder: Path, reported: _Content) -> None:
         """Report the folder's content each time that it has changed and is at rest, until the call is over."""
         seen, looks = reported, 0
-        while not call.over.wait(_LOOK_S):
+        pause_s = _LOOK_S
+        while not call.over.wait(pause_s):
+            began = time.monotonic()
             content = _content(folder)
+            pause_s = max(_LOOK_S, _LOOKS_SHARE * (time.monotonic() - began))
             looks = looks + 1 if content != reported else 0
             if looks and (content == seen or looks >= _LONGEST_LOOKS):
                 reported, looks = content, 0

@@ -19,6 +19,7 @@ import platformdirs
 
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.platform import boot_id, elapsed_s, pid_namespace, start_ticks, try_lock
+from skyward.wire.node_config import CHECKPOINTS
 
 _MACHINE_ID = Path("/etc/machine-id")
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -190,6 +191,9 @@ def _forget_old() -> None:
     """Delete the oldest folders of closed pools beyond the bounds."""
     size = 0
     for pools, folder in enumerate(known_folders(), start=1):
+        checkpoints = folder / CHECKPOINTS
+        if checkpoints.exists() and not is_in_use(folder):  # its process was killed: no call of it will need them
+            shutil.rmtree(checkpoints, ignore_errors=True)
         size += _size(folder)
         if (pools > KEPT_POOLS or size > KEPT_BYTES) and not is_in_use(folder):
             shutil.rmtree(folder, ignore_errors=True)  # another process may be deleting it too

@@ -64,6 +64,7 @@ from skyward.wire.control import (
     WorkerExit,
 )
 from skyward.wire.frames import TlsIdentity, client_context
+from skyward.wire.node_config import CHECKPOINTS
 
 _REQUESTS_EVERY_S = 1.0
 
@@ -296,7 +297,7 @@ class RunningPool:
             subscribed=self._parts.subscribed,
             observer=self._parts.observer,
             elastic=request.elastic is not None,
-            checkpoints=folder and folder / "checkpoints",
+            checkpoints=folder and folder / CHECKPOINTS,
         )
         self.jobs = self.scheduler.jobs = self._make_jobs(fleet)
         to_close.push_async_callback(self._end_calls)

@@ -81,6 +81,23 @@ def test_folders_of_open_pools_are_kept_whatever_their_age(monkeypatch: pytest.M
     latest.close()
 
 
+def test_checkpoints_of_a_killed_program_are_removed_before_they_cost_others_their_logs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_folder, "KEPT_BYTES", 100)
+    closed("sky-killed", age=2, size=20)
+    closed("sky-old", age=1, size=20)
+    (killed,) = [path for path in known_folders() if path.name == "sky-killed"]
+    for folder in (killed, (open_one := PoolFolder("sky-open")).path):
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "state").write_bytes(b"x" * (1000 if folder == killed else 1))
+    PoolFolder("sky-new").close()
+    assert {*names()} == {"sky-new", "sky-open", "sky-killed", "sky-old"}
+    assert not (killed / "checkpoints").exists()
+    assert (open_one.path / "checkpoints" / "state").exists()
+    open_one.close()
+
+
 def test_a_folder_that_is_not_ours_keeps_no_pool_from_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_folder, "KEPT_POOLS", 1)
     closed("sky-odd", age=1)
