@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from skyward.events import LogLine
 from skyward.events.log_files import KeptReader
-from skyward.shipping.job_file import JobEnd, JobOutcome, outcome_parts, read_end, read_head
+from skyward.shipping.job_file import DamagedJobFileError, JobEnd, JobOutcome, outcome_parts, read_end, read_head
 
 JOBS_FOLDER: Final = "jobs"
 """The store's folder in a node's own."""
@@ -120,12 +120,14 @@ class CallFolder:
     @cached_property
     def base(self) -> int:
         """Number of runs used up on other nodes."""
-        return int((self.path / "base").read_text()) if "base" in self.names else 0
+        text = (self.path / "base").read_text() if "base" in self.names else ""
+        return int(text) if text.isdecimal() else 0
 
     @cached_property
     def attempt(self) -> int:
         """Number of the last run here that began, or of the last one elsewhere; 0 if there was none."""
-        return max((int(name[6:]) for name in self.names if name.startswith("claim-")), default=self.base)
+        claims = (name[6:] for name in self.names if name.startswith("claim-"))
+        return max((int(number) for number in claims if number.isdecimal()), default=self.base)
 
     @cached_property
     def state(self) -> CallStage | None:
@@ -150,8 +152,12 @@ class CallFolder:
         return self.path / f"end-{self.attempt}"
 
     def claim(self) -> Claim:
-        """Return the last claim."""
-        values = json.loads((self.path / f"claim-{self.attempt}").read_bytes())
+        """Return the last claim; a damaged one is no process's."""
+        path = self.path / f"claim-{self.attempt}"
+        try:
+            values = json.loads(path.read_bytes())
+        except ValueError:  # the machine lost its power just after the claim
+            values = {"worker": 0, "incarnation": "", "since": path.stat().st_mtime}
         return Claim(job=self.path.parent.name, index=int(self.path.name), attempt=self.attempt, **values)
 
 
@@ -322,8 +328,12 @@ class JobStore:
 
     def claims(self, incarnation: str = "") -> list[Claim]:
         """Return the claims of calls that run, of one process or of all."""
-        running = (call.claim() for call in self._unfinished() if call.state is CallStage.RUNNING)
-        return [claim for claim in running if incarnation in ("", claim.incarnation)]
+        claims: list[Claim] = []
+        for call in self._unfinished():
+            if call.state is CallStage.RUNNING:
+                with suppress(FileNotFoundError):  # it was given back
+                    claims.append(call.claim())
+        return [claim for claim in claims if incarnation in ("", claim.incarnation)]
 
     def is_to_end(self, claim: Claim) -> bool:
         """Return whether a call is cancelled and still runs."""
@@ -331,8 +341,11 @@ class JobStore:
         return "cancelled" in call.names and call.state is CallStage.RUNNING and call.attempt == claim.attempt
 
     def facts(self, claim: Claim) -> Mapping[str, Any]:
-        """Return the facts about a claimed call: its ``retries``, ``timeout_s``, ``memory_bytes`` and names."""
-        return read_head(self.call_file(claim))
+        """Return the facts about a claimed call: its ``retries``, ``timeout_s``, ``memory_bytes`` and ``name``."""
+        try:
+            return read_head(self.call_file(claim))
+        except DamagedJobFileError:  # it cannot run again
+            return {"retries": 0, "timeout_s": 0.0, "memory_bytes": 0, "name": ""}
 
     def release(self, claim: Claim, loss: JobOutcome, *, final: bool = False) -> bool:
         """End a run whose worker is dead. Return True if the call runs again, having a retry left.
@@ -420,15 +433,20 @@ class JobStore:
 
 
 def _facts(call: CallFolder) -> dict[str, Any]:
-    head = read_head(call.path / "call")
+    try:
+        head = read_head(call.path / "call")
+    except DamagedJobFileError:  # its worker says so
+        head = {"label": "", "retries": 0}
     claim = call.claim() if f"claim-{call.attempt}" in call.names else None
     facts: dict[str, Any] = {"state": call.state, "label": head["label"], "retries": head["retries"]}
     facts |= {"runs": call.attempt, "outcome_bytes": 0, "cancelled": "cancelled" in call.names}
     if claim is not None:
         facts |= {"worker": claim.worker, "incarnation": claim.incarnation, "since": claim.since}
     if call.state is CallStage.OVER:
-        ended = read_end(call.outcome)
-        facts |= {"state": ended.end, "runs": ended.attempt, "worker": ended.worker, "seconds": ended.seconds}
+        facts["state"] = JobEnd.LOST
+        with suppress(DamagedJobFileError):  # its reader says so
+            ended = read_end(call.outcome)
+            facts |= {"state": ended.end, "runs": ended.attempt, "worker": ended.worker, "seconds": ended.seconds}
         facts |= {"outcome_bytes": call.outcome.stat().st_size}
         facts |= {"path": f"{call.path.parent.name}/{call.path.name}/{call.outcome.name}"}
     return facts

@@ -219,7 +219,7 @@ class Supervisor:
         service = [self._service_running] if self._service_running else []
         workers = [report for slot in self._slots for report in slot.state()]
         preemption = self._preemption.news() if self._preemption else []
-        jobs = [UnfinishedJobs(count=self._jobs.unfinished())] if self._lease.keep_s else []
+        jobs = [UnfinishedJobs(count=self._unfinished_jobs())] if self._lease.keep_s else []
         return [*service, *workers, *preemption, *jobs]
 
     def told(self, command: Command, reply: Callable[[Report], None]) -> None:
@@ -239,7 +239,7 @@ class Supervisor:
                 self._blobs.fetch(command, self._server.broadcast)
             case Keep():
                 self._lease.keep_s = command.seconds
-                reply(UnfinishedJobs(count=self._jobs.unfinished()))
+                reply(UnfinishedJobs(count=self._unfinished_jobs()))
             case Stop():
                 self._is_followed = command.restart
                 self.end("the client asked for it")
@@ -314,7 +314,7 @@ class Supervisor:
 
     async def _watch(self) -> None:
         while not self._ending.done():
-            if self._lease.keep_s and self._jobs.unfinished():
+            if self._lease.keep_s and self._unfinished_jobs():
                 self._lease.worked(self._clock.monotonic())
             if reason := self._lease.end_reason(self._clock.monotonic(), self._age_s):
                 self.end(reason)
@@ -357,6 +357,13 @@ class Supervisor:
             order = replace(order, address=self._plan.here(order.address))
         for slot in self._slots:
             slot.follow(order)
+
+    def _unfinished_jobs(self) -> int:
+        try:
+            return self._jobs.unfinished()
+        except Exception:  # a failing disk must not keep the node from ending in time
+            log.exception("the jobs cannot be counted")
+            return 0
 
     def _jobs_changed(self, wake: int) -> None:
         os.read(wake, _WAKE_BYTES)

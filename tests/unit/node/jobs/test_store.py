@@ -18,6 +18,7 @@ from skyward.events.log_files import KeptLines
 from skyward.node.jobs import __main__ as commands
 from skyward.node.jobs.store import CallStage, Claim, JobExistsError, JobStore, UnknownJobError
 from skyward.shipping.job_file import (
+    DamagedJobFileError,
     JobEnd,
     JobOutcome,
     call_bytes,
@@ -223,6 +224,25 @@ def test_the_lines_of_all_runs_are_read_from_where_one_stopped(tmp_path: Path) -
     assert ([line.line for line in first], more) == (["run 1"], True)
     assert [line.line for line in rest] == ["…", "run 2", "…"]
     assert store.lines("run", 0, end, 1000) == ([], end, False)
+
+
+def test_files_that_lost_their_content_hide_no_other_job_and_no_end(tmp_path: Path) -> None:
+    store = _store(tmp_path, 3, 0, 0, 3)
+    again, lost, over, waiting = (tmp_path / "jobs/run" / str(index) for index in range(4))
+    for name in ("dead", "dead", "dead"):
+        claim = _claim(store, name)
+        if claim.index == 2:
+            store.finish(claim, _value(claim))
+    for path in (again / "claim-1", lost / "call", over / "end-1"):  # as after a machine's loss of power
+        path.write_bytes(b"")
+    waiting.joinpath("claim-1.bak").touch()
+
+    assert [store.release(claim, _loss(claim)) for claim in store.claims()] == [True, False]
+    states = JobStore(tmp_path / "jobs").states()["run"]
+    assert [facts["state"] for facts in states.values()] == ["waiting", "lost", "lost", "waiting"]
+    with pytest.raises(DamagedJobFileError, match="no file of a job"):
+        read_outcome(tmp_path / "jobs" / states["2"]["path"])
+    assert JobStore(tmp_path / "jobs").unfinished() == 2
 
 
 # --- processes that die ----------------------------------------------------------------------------------------------

@@ -162,3 +162,16 @@ async def test_a_node_that_has_slept_past_its_timeout_ends_when_it_wakes(tmp_pat
         await watching
 
     assert supervisor._ending.result() == "its timeout of 3600 s is over"
+
+
+async def test_a_kept_node_ends_in_time_although_its_jobs_cannot_be_counted(tmp_path: Path) -> None:
+    clock = FakeClock()
+    supervisor = Supervisor(make_config(tmp_path, keep_s=60.0), clock=clock)
+    (tmp_path / "jobs").write_text("a file in place of the folder")
+    watching = asyncio.ensure_future(supervisor._watch())
+    await asyncio.sleep(0)
+    clock.advance(60.0)
+    async with asyncio.timeout(30):
+        await watching
+
+    assert supervisor._ending.result() == "no client has come for 60 s (keep)"
