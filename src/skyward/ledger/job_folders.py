@@ -93,10 +93,11 @@ class JobFolder:
         """Return the calls whose outcome is not here."""
         return [index for index in range(self.record.calls) if not self.outcome(index).exists()]
 
-    def move(self, index: int, instance_id: str, runs: int) -> None:
-        """Note that a call runs on another node from now on, where ``runs`` of its runs are used up."""
+    def move(self, moves: Mapping[int, tuple[str, int]]) -> None:
+        """Note the instances that have calls from now on, and how many runs of each are used up by then."""
         places, used = list(self.record.places), list(self.record.runs)
-        places[index], used[index] = instance_id, runs
+        for index, (instance_id, runs) in moves.items():
+            places[index], used[index] = instance_id, runs
         self.write(replace(self.record, places=tuple(places), runs=tuple(used)))
 
     def write(self, record: JobRecord) -> None:

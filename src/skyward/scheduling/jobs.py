@@ -321,41 +321,57 @@ class FleetJobs:
         self, folder: JobFolder, indices: Sequence[int], nodes: Mapping[str, NodeJobs], states: States
     ) -> None:
         present, absent = set(self._present()), list[int]()
+        moves: dict[int, tuple[str, int]] = {}
+        load = dict[str, int]()
         for index in indices:
             place, state = folder.record.places[index], state_of(folder, index, states)
-            if not place and nodes:
-                folder.move(index, choose_places(1, loads(self.folders(), nodes))[0], 0)
-            if state is None or not place:
+            is_lost = state is not None and state.state == UNKNOWN and place not in present and bool(present)
+            if nodes and (is_lost or not place):
+                load = load or dict(loads(self.folders(), nodes))
+                target = min(load, key=lambda instance_id: load[instance_id])
+                used = await self._used_up(folder, index) if is_lost else 0
+                if used is not None:
+                    moves[index] = target, used
+                    load[target] += 1
+            elif state is None:
                 absent.append(index)
-            elif state.state == UNKNOWN:
-                if place not in present and present:
-                    await self._move(folder, index, nodes)
-                    absent.append(index)
             elif state.state in UNFINISHED:
                 self._seen[folder.record.job, index] = state
         await fetch_over(folder, nodes.values(), states)
-        if absent := [index for index in absent if not folder.outcome(index).exists()]:
+        if moves:
+            await self._move(folder, moves, nodes)
+        if absent := [index for index in (*absent, *moves) if not folder.outcome(index).exists()]:
             await hand_over(folder, nodes.values(), absent)
 
-    async def _move(self, folder: JobFolder, index: int, nodes: Mapping[str, NodeJobs]) -> None:
-        """Place a call whose node is lost on another one, or end it if it may not run again."""
+    async def _used_up(self, folder: JobFolder, index: int) -> int | None:
+        """Return how many runs of a call are used up, as its node is lost; None if it may not run again, and ends."""
         record = folder.record
         retries = (await asyncio.to_thread(read_head, folder.call(index)))["retries"]
         before = record.places[index]
         seen = self._seen.pop((record.job, index), None)
         used = runs_used(record.runs[index], seen, preempted=before in self._preempted, retries=retries)
+        if used <= retries:
+            return used
         name = record.job if record.single else f"{record.job}[{index}]"
-        if used > retries:
-            reason = "its node was lost"
-            message = f"job {name} ended with its node, {before}, and may not run again: retries={retries}"
-            outcome = JobOutcome(end=JobEnd.LOST, node=-1, worker=0, attempt=used, message=message, reason=reason)
-            await asyncio.to_thread(write_private, folder.outcome(index), outcome_parts(outcome))
-            self._publish(message)
-        elif nodes:
-            place = choose_places(1, loads(self.folders(), nodes))[0]
-            how = await self._checkpoints.put(folder, index, nodes[place])
-            folder.move(index, place, used)
-            self._publish(f"job {name} runs again {how}: its node, {before}, was lost")
+        message = f"job {name} ended with its node, {before}, and may not run again: retries={retries}"
+        outcome = JobOutcome(
+            end=JobEnd.LOST, node=-1, worker=0, attempt=used, message=message, reason="its node was lost"
+        )
+        await asyncio.to_thread(write_private, folder.outcome(index), outcome_parts(outcome))
+        self._publish(message)
+        return None
+
+    async def _move(
+        self, folder: JobFolder, moves: Mapping[int, tuple[str, int]], nodes: Mapping[str, NodeJobs]
+    ) -> None:
+        """Place calls on other nodes, with their checkpoints, and tell the user which run again."""
+        record = folder.record
+        lost = [index for index in moves if record.places[index]]
+        how = Counter([await self._checkpoints.put(folder, index, nodes[moves[index][0]]) for index in lost])
+        await asyncio.to_thread(folder.move, moves)
+        for words, count in how.items():
+            calls = f"job {record.job} runs" if record.single else f"{count} calls of job {record.job} run"
+            self._publish(f"{calls} again {words}, as the node was lost")
 
     async def _copy_checkpoints(self, running: Sequence[tuple[JobFolder, Mapping[int, NodeJobs]]]) -> None:
         have = [await self._checkpoints.refresh(folder, calls, leaving=self._preempted) for folder, calls in running]

@@ -170,7 +170,7 @@ async def test_a_call_of_a_lost_node_runs_elsewhere_with_its_run_used_up(nodes: 
     assert folder.record.places == ("i-1",)
     assert read_outcome(folder.outcome(0)).attempt == 2
     assert folder.unfetched() == []
-    assert said == ["job run-7 runs again from its beginning: its node, i-0, was lost"]
+    assert said == ["job run-7 runs again from its beginning, as the node was lost"]
 
 
 async def test_the_checkpoint_of_a_call_is_on_its_next_node_before_the_call_is(
@@ -188,13 +188,28 @@ async def test_the_checkpoint_of_a_call_is_on_its_next_node_before_the_call_is(
     await looked_after._copying
     assert [*folder.checkpoint(0).iterdir()] != []
 
-    lost = nodes.pop(0)
+    del nodes[0]
     await looked_after.look()
-    assert said == [f"job run-7 runs again from its checkpoint: its node, {lost.instance_id}, was lost"]
+    assert said == ["job run-7 runs again from its checkpoint, as the node was lost"]
     assert (tmp_path / "i-1" / place).read_text() == "step 40"
     nodes[0].run("run-7")
     await looked_after.look()
     assert not folder.checkpoint(0).exists(), "the call is over"
+
+
+async def test_calls_of_a_lost_node_are_spread_over_the_others(nodes: list[StoreNode], tmp_path: Path) -> None:
+    said: list[str] = []
+    folder, looked_after = job("run-7", "i-0", "i-0", "i-0", "i-1", retries=1), fleet(nodes, said)
+    await looked_after.look()
+    nodes[0] = StoreNode("i-2", tmp_path, 2)
+
+    await looked_after.look()
+
+    folder.refresh()
+    assert folder.record.places == ("i-2", "i-2", "i-1", "i-1")
+    assert folder.record.runs == (1, 1, 1, 0)
+    assert nodes[0].states_of() == {0: "waiting", 1: "waiting"}
+    assert said == ["3 calls of job run-7 run again from its beginning, as the node was lost"]
 
 
 async def test_a_call_without_a_retry_fails_with_its_node(nodes: list[StoreNode]) -> None:
@@ -235,7 +250,7 @@ async def test_a_node_that_does_not_answer_keeps_its_calls(nodes: list[StoreNode
 
 async def test_a_call_whose_move_was_interrupted_is_handed_over_once(nodes: list[StoreNode]) -> None:
     folder = job("run-7", "i-0")
-    folder.move(0, "i-1", 1)
+    folder.move({0: ("i-1", 1)})
 
     for _ in range(2):
         await fleet(nodes).look()
