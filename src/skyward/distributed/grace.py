@@ -75,6 +75,7 @@ class _GracedCall:
         timer: timer of the notice of its timeout; None while nothing needs it.
         limit_told: True once that notice was given.
         entered: True once its function runs: an exception raised while it is unpickled may be swallowed there.
+        within: the frame of a generator, outside which nothing is raised; None for other functions.
         interruption: the exception to raise in it.
         over: set once it is over.
     """
@@ -89,6 +90,7 @@ class _GracedCall:
     timer: threading.Timer | None = None
     limit_told: bool = False
     entered: bool = False
+    within: FrameType | None = None
     interruption: TimeLimit | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -163,10 +165,14 @@ class CallGrace:
         if grace_s:
             self._set_timer(call)
 
-    def enter(self) -> None:
-        """Take note that the call's function begins. Raises TimeLimit if that is due already."""
+    def enter(self, within: FrameType | None = None) -> None:
+        """Take note that the call's function begins, or goes on. Raises TimeLimit if that is due already.
+
+        From now on it is raised in the function; with a frame, only while that runs, or what it calls. Between two
+        items of a generator it would reach the generator as its end.
+        """
         if self._call is not None:
-            self._call.entered = True
+            self._call.entered, self._call.within = True, within
             self._interrupt()
 
     def leave(self) -> None:
@@ -281,11 +287,16 @@ class CallGrace:
             call.interruption = _time_limit(call)
             signal.pthread_kill(self._thread, signal.SIGURG)
 
-    def _interrupt(self, _number: int = 0, _frame: FrameType | None = None) -> None:
+    def _interrupt(self, number: int = 0, frame: FrameType | None = None) -> None:
         call = self._call
-        if call is not None and call.entered and (error := call.interruption) is not None and self.is_here:
-            call.interruption = None
-            raise error
+        if call is None or not call.entered or (error := call.interruption) is None or not self.is_here:
+            return
+        while number and call.within is not None and frame is not call.within:
+            if frame is None:
+                return  # it is raised at the next item
+            frame = frame.f_back
+        call.interruption = None
+        raise error
 
     def _tell(self, call: _GracedCall, end: EndNotice, handlers: Iterable[NoticeHandler]) -> None:
         """Call handlers in a thread: the one that runs the call may be in the middle of anything."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,26 @@ def test_nothing_is_raised_after_the_call_that_had_the_limit(worker: Worker) -> 
     worker.grace.end()
     worker.begin(2, timeout_s=60)
     time.sleep(0.2)
+
+
+@pytest.mark.parametrize("waits", ["outside", "inside"])
+def test_the_limit_of_a_generator_is_raised_in_it_and_not_between_its_items(worker: Worker, waits: str) -> None:
+    def numbers() -> Generator[int]:
+        for number in itertools.count():
+            time.sleep(0.4 if waits == "inside" else 0)
+            yield number
+
+    source = numbers()
+    worker.begin(timeout_s=60, grace_s=59.8)
+    worker.grace.enter(source.gi_frame)
+    if waits == "inside":
+        with pytest.raises(TimeLimit):
+            next(source)
+        return
+    time.sleep(0.4)
+    assert next(source) == 0
+    with pytest.raises(TimeLimit):
+        worker.grace.enter(source.gi_frame)
 
 
 def test_a_library_that_tries_again_after_errors_does_not_swallow_the_limit(worker: Worker) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import psutil
@@ -633,7 +633,7 @@ class CallRunner:
             return call_in_this_process(next, (source, _NO_MORE), {})
         resume = partial(next, source, _NO_MORE)
         try:
-            self.grace.enter()
+            self.grace.enter(source.gi_frame if isinstance(source, GeneratorType) else None)
         except TimeLimit as limit:  # due while its last item was sent: it is raised where the generator can handle it
             resume = partial(source.throw, limit) if isinstance(source, Generator) else resume
         try:
