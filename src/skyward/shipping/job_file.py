@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 import msgpack
 
 from skyward.errors import CallTimeoutError, WorkerLostError
-from skyward.wire.frames import TEXTS
-from skyward.wire.messages import CallHeader, ModuleSource, PackedError, WirePart, places_in_segment
+from skyward.wire.messages import TEXTS, CallHeader, ModuleSource, PackedError, WirePart, places_in_segment
 
 if TYPE_CHECKING:
     from skyward.shipping.pickling import Packed

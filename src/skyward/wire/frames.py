@@ -15,15 +15,13 @@ from weakref import WeakValueDictionary
 import msgpack
 
 from skyward.base.platform import readable_path
+from skyward.wire.messages import TEXTS
 
 MAX_FRAME_BYTES = 1 << 20
 """Size limit of a frame in bytes; a peer that announces more is no part of the pool."""
 
 LENGTH = struct.Struct("!I")
 """What precedes a frame, and a message of a lane: its length in bytes."""
-
-TEXTS = "surrogatepass"
-"""How texts are encoded: names of files, texts of errors and labels may have lone surrogates."""
 
 
 class FrameError(ValueError):

@@ -27,8 +27,8 @@ import msgpack
 from skyward.base.descriptors import Descriptors
 from skyward.base.platform import MutableEvents, allocate_memory, mutable_events
 from skyward.base.waiting import EAGER_S
-from skyward.wire.frames import LENGTH, TEXTS, FrameError, forget_tls_errors
-from skyward.wire.messages import Item, LaneItem, result_bytes
+from skyward.wire.frames import LENGTH, FrameError, forget_tls_errors
+from skyward.wire.messages import TEXTS, Item, LaneItem, result_bytes
 
 log = logging.getLogger("skyward.wire")
 

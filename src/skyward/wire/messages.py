@@ -16,6 +16,9 @@ Item = Sequence[Any]
 
 STREAM_ITEMS, STREAM_BYTES = 1024, 32 << 20
 """Items of a generator that its worker makes before the client has read them: it waits at the first bound it meets."""
+TEXTS = "surrogatepass"
+"""How texts are encoded: names of files, texts of errors and labels may have lone surrogates."""
+
 _HEAD_BYTES = 64
 """Approximate size of an item besides its pickles."""
 _ALIGNMENT = 64

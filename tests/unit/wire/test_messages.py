@@ -10,8 +10,8 @@ import msgpack
 import pytest
 
 from skyward.wire import messages
-from skyward.wire.frames import TEXTS
 from skyward.wire.messages import (
+    TEXTS,
     CallHeader,
     CallResult,
     CancelCalls,
