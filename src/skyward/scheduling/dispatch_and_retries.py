@@ -130,6 +130,7 @@ class _Worker:
     draining: bool = False
     holding: bool = False
     runs_job: bool = False
+    is_told: bool = False
 
     @property
     def takes_calls(self) -> bool:
@@ -271,12 +272,23 @@ class Dispatch:
         worker = self._workers.get(worker_id)
         if worker is None:
             return []
-        worker.runs_job = runs
+        worker.runs_job, worker.is_told = runs, False
         worker.busy_since = now
         self._sort(worker)
         if runs:
             return [Revoke(worker_id, list(worker.in_flight))] if worker.in_flight else []
         return self._assign(now)
+
+    def held_up(self) -> list[WorkerId]:
+        """Return the workers that run jobs while calls wait that they could run, each once in every run of a job."""
+        waits = self._queue and not (self._idle or self._open)
+        if not waits and not self._pinned:
+            return []
+        jobs = (worker for worker in self._workers.values() if worker.runs_job and not worker.is_told)
+        workers = [worker for worker in jobs if waits or worker.own_queue]
+        for worker in workers:
+            worker.is_told = True
+        return [worker.id for worker in workers]
 
     def worker_up(
         self, worker_id: WorkerId, now: float, *, round_trip_s: float = 0.0, retired: bool = False, held: bool = False

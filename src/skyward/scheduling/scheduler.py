@@ -363,6 +363,9 @@ class Scheduler:
         now = self._loop.time()
         self.calls.publish_progress(now, self._running_works)
         self._perform(self._dispatch.rebalance(now))
+        for worker_id in self._dispatch.held_up():
+            if (link := self.links.get(worker_id)) is not None:
+                link.send_item(messages.CallsWait())
 
     def end_calls(self, calls: Iterable[LiveCall], *, kill: bool, error: Exception | None = None) -> None:
         """Drop queued calls; end running ones with their worker, or without ``kill`` ignore their results."""

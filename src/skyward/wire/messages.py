@@ -577,6 +577,11 @@ class SetLevels(LaneItem):
     levels: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class CallsWait(LaneItem):
+    """Calls wait for the worker, which runs one of a job: it lets them come before it runs the next one of a job."""
+
+
 ToWorker = (
     StoreFunction
     | StoreSources
@@ -590,6 +595,7 @@ ToWorker = (
     | StopStream
     | GangAddresses
     | SetLevels
+    | CallsWait
 )
 """Records that the client sends."""
 ToClient = (

@@ -439,6 +439,18 @@ def test_a_worker_that_runs_a_job_gives_back_its_calls_and_gets_the_next_ones_af
     assert set(sent(table.dispatch.job_running(A, 0.0, runs=False))) == {A}
 
 
+def test_workers_that_run_jobs_are_told_once_a_run_that_calls_wait() -> None:
+    table = Table(A, B)
+    table.dispatch.job_running(A, 0.0, runs=True)
+    table.submit(table.calls(1))
+    assert table.dispatch.held_up() == [], "nothing waits"
+
+    table.submit(table.calls(1))
+    assert [table.dispatch.held_up() for _ in range(2)] == [[A], []]
+    table.dispatch.job_running(A, 0.0, runs=True)
+    assert table.dispatch.held_up() == [A]
+
+
 def test_a_worker_whose_process_died_with_its_job_takes_calls_once_it_is_back() -> None:
     table = Table(A)
     table.dispatch.job_running(A, 0.0, runs=True)

@@ -14,6 +14,7 @@ from skyward.wire.messages import (
     TEXTS,
     CallHeader,
     CallResult,
+    CallsWait,
     CancelCalls,
     CheckpointWritten,
     EmittedEvent,
@@ -66,6 +67,7 @@ TO_WORKER: list[ToWorker] = [
     StopStream(1),
     GangAddresses(1, ("a", "b")),
     SetLevels({"": 20, "app": 10}),
+    CallsWait(),
 ]
 TO_CLIENT: list[ToClient] = [
     ResultChunk(1, 0, 8, 4, b"abcd"),

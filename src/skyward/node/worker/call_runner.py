@@ -85,6 +85,8 @@ _SHARED_LIMIT = 0.9
 _KEPT_BYTES_BOUND = 256 << 20
 _COPIED_BYTES_BOUND = 64 << 20
 _RESULTS_PER_ITEM = 1024
+_TURN_S = 1.0
+"""Longest wait for calls between two of jobs, if the client has said that calls wait."""
 _PAUSE_S = 0.05
 """Seconds between two looks at a bound, or at kept mappings."""
 # Calls use freed memory again. By glibc's defaults the kernel took it back and cleared it for the next one: 14,000 page
@@ -208,6 +210,7 @@ class CallRunner:
         shared_results: memory for large results that the client shares; None where it is on another machine.
         grace: what the running call is told of its end, and its checkpoints.
         jobs: the node's jobs, of which it runs calls while its queue is empty; None where there are none.
+        calls_wait: True once the client has said that calls wait for the end of a job's.
 
     Args:
         outlet: connection to the client.
@@ -235,6 +238,7 @@ class CallRunner:
         self.memory_limit_bytes = 0
         self.shared_results: SharedResults | None = None
         self.jobs: WorkerJobs | None = None
+        self.calls_wait = False
         self._jobs_wait = True
         self._jobs_begun = 0
         self._begun: Mark = blank_mark() if begun is None else begun
@@ -383,6 +387,9 @@ class CallRunner:
 
     def _claim(self) -> Claim | None:
         """Claim a call of a job, unless the client's calls wait; they may for its results to be acknowledged."""
+        if self.calls_wait:
+            self.calls_wait = False
+            self._let_calls_come()
         with self._lock:
             if self._queue:
                 return None
@@ -391,6 +398,14 @@ class CallRunner:
         if claim is not None:
             self._jobs_wait = True
         return claim
+
+    def _let_calls_come(self) -> None:
+        """Wait a moment for calls: the client learns that the job's is over, and sends them."""
+        until = time.monotonic() + _TURN_S
+        while not (self._queue or self._closed) and (left_s := until - time.monotonic()) > 0:
+            self._waiting = True
+            self._outlet.wait(left_s)
+            self._waiting = False
 
     def _run_job(self, claim: Claim) -> None:
         """Run a job's call and store its outcome.

@@ -31,6 +31,7 @@ from skyward.node.worker.shared_results import SharedResults
 from skyward.wire.lane import Connection, Link, Session
 from skyward.wire.listening import Listener
 from skyward.wire.messages import (
+    CallsWait,
     CancelCalls,
     ForgetFunctions,
     GangAddresses,
@@ -305,7 +306,7 @@ class LaneServer:
                     calls.append(ReceivedSources(item.sources))
                 case GangAddresses() | StreamCredit() | StopStream():
                     self._tell_running(item)
-                case StoreFunction() | ForgetFunctions() | SetLevels() | ReleaseSegments():
+                case StoreFunction() | ForgetFunctions() | SetLevels() | ReleaseSegments() | CallsWait():
                     self._prepare(item)
                 case CancelCalls() | RevokeCalls():
                     # The items are in order: the calls before a revocation must be in the queue when it is done.
@@ -323,7 +324,7 @@ class LaneServer:
             case StopStream():
                 self.runner.stop_stream(item.call_id)
 
-    def _prepare(self, item: StoreFunction | ForgetFunctions | SetLevels | ReleaseSegments) -> None:
+    def _prepare(self, item: StoreFunction | ForgetFunctions | SetLevels | ReleaseSegments | CallsWait) -> None:
         match item:
             case StoreFunction():
                 self.runner.functions[item.function_id] = SentFunction(item.label, item.payload)
@@ -335,6 +336,8 @@ class LaneServer:
             case ReleaseSegments():
                 if self._shared_results is not None:
                     self._shared_results.release(item.names, reusable=item.reusable)
+            case CallsWait():
+                self.runner.calls_wait = True
 
     def _take_back(self, item: CancelCalls | RevokeCalls) -> None:
         if dropped := self.runner.take_back(item.call_ids):

@@ -101,6 +101,27 @@ def test_the_clients_calls_come_before_jobs(worker: Worker, tmp_path: Path) -> N
     assert worker.told == ["train/0", ""]
 
 
+def test_a_worker_that_is_told_that_calls_wait_lets_them_come_between_two_jobs(worker: Worker, tmp_path: Path) -> None:
+    def note(text: str) -> None:
+        with (tmp_path / "order").open("a") as file:
+            file.write(text)
+
+    def wait(timeout_s: float | None, *, eager: bool = False) -> None:
+        del timeout_s, eager
+        worker.send(lambda: note("call "))
+        worker.wait = close  # type: ignore[method-assign]
+
+    worker.add("first", note, "job ")
+    worker.add("second", note, "job")
+    close, worker.wait = worker.wait, wait  # type: ignore[method-assign]
+    end = worker.runner.jobs.end
+    worker.runner.jobs.end = lambda *outcome: (end(*outcome), setattr(worker.runner, "calls_wait", True))
+
+    worker.runner.work()
+
+    assert (tmp_path / "order").read_text() == "job call job"
+
+
 def test_a_result_without_room_on_the_disk_becomes_the_reason(worker: Worker) -> None:
     worker.add("large", bytes, 8 << 20)
     worker.add("small", abs, -1)
