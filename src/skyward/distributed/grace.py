@@ -117,6 +117,7 @@ class CallGrace:
 
     Attributes:
         in_use: True if the running call has a limit in time, a handler, or a checkpoint.
+        left: folder of checkpoints of a call that is over; None without one.
     """
 
     def __init__(
@@ -133,7 +134,8 @@ class CallGrace:
         self._heed = heed
         self._lock = threading.Lock()
         self._ends: dict[EndKind, EndNotice] = {}
-        self.in_use = False  # an attribute, as it is read for every call
+        self.in_use = False  # attributes, as they are read for every call
+        self.left: Path | None = None
         self._call: _GracedCall | None = None
         self._thread = self._pid = 0
         self._handler: Any = None
@@ -207,8 +209,13 @@ class CallGrace:
             call.timer.cancel()
         if call.handlers:
             self._heed(False)  # noqa: FBT003 - a value
-        if call.folder is not None:
-            shutil.rmtree(call.folder, ignore_errors=True)
+        self.left = call.folder
+
+    def remove_checkpoint(self) -> None:
+        """Remove the folder of the last call, whose answer is on its way: it does not run again."""
+        left, self.left = self.left, None
+        if left is not None:
+            shutil.rmtree(left, ignore_errors=True)
 
     def announce(self, end: EndNotice) -> None:
         """Tell the running call, and those after it, of an end of the node. Thread-safe."""

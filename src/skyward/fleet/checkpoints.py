@@ -6,8 +6,9 @@ import asyncio
 import mmap
 import os
 import shutil
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,24 @@ from skyward.machine.access import Transport
 _COMMAND_S: Final = 60.0
 _AT_ONCE: Final = 200
 """Folders that one command makes: a command line is bounded."""
+
+
+# A file that is replaced while it is read would make the copy fail, however often a new one is begun. What vanishes in
+# between was replaced; any other error, as on a disk without links, leaves the folder itself to be read.
+_SNAPSHOT: Final = """
+import os, shutil, sys
+
+def link(source, target):
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        pass
+
+source, target = sys.argv[1:]
+shutil.rmtree(os.path.dirname(target), ignore_errors=True)
+if os.path.isdir(source):
+    shutil.copytree(source, target, symlinks=True, copy_function=link)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +61,21 @@ class NodeCheckpoints:
     def files(self) -> NodeFiles:
         """Return the reader of the files there."""
         return NodeFiles(self.transport, python=self.python, folder=self.folder, node=self.node)
+
+    @asynccontextmanager
+    async def at_rest(self, name: str) -> AsyncGenerator[NodeFiles]:
+        """Yield the reader of one checkpoint's present files, which stay as they are while the call replaces them."""
+        place = f"{self.folder}/.{name}"
+        try:
+            try:
+                await self.run(self.python, "-I", "-S", "-c", _SNAPSHOT, f"{self.folder}/{name}", f"{place}/{name}")
+            except SkywardError:
+                yield self.files()
+                return
+            yield replace(self, folder=place).files()
+        finally:
+            with suppress(SkywardError, OSError):
+                await self.run("rm", "-rf", place)
 
     async def run(self, *argv: str) -> None:
         """Run a command. Raises :class:`~skyward.errors.SkywardError` if it fails."""
@@ -73,14 +107,19 @@ class CheckpointCopy:
         Raises:
             SkywardError, OSError: it was not made.
         """
-        listing = await node.files().matching([self.name])
-        if listing.unmatched:
-            return False
+        async with node.at_rest(self.name) as files:
+            listing = await files.matching([self.name])
+            if listing.unmatched:
+                return False
+            await self._copy(files, listing, node)
+        return True
+
+    async def _copy(self, files: NodeFiles, listing: NodeListing, node: NodeCheckpoints) -> None:
         number = max(self._numbers, default=0) + 1
         part = self._folder / f"{number}.part"
         await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
         try:
-            await self._fill(part, listing, node)
+            await self._fill(part, files, listing, node)
             await asyncio.to_thread(os.rename, part, self._folder / str(number))
         except BaseException:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, part, ignore_errors=True))
@@ -89,7 +128,6 @@ class CheckpointCopy:
         self._remember(listing, node)
         for last in earlier:
             await asyncio.to_thread(shutil.rmtree, self._folder / str(last), ignore_errors=True)
-        return True
 
     async def put(self, node: NodeCheckpoints) -> int:
         """Replace the folder on a node by the copy; return the number of files. Without a copy the node has no folder.
@@ -121,15 +159,15 @@ class CheckpointCopy:
     def _remember(self, listing: NodeListing, node: NodeCheckpoints) -> None:
         self._known_on, self._facts = node.instance_id, {file.name: file.facts for file in listing.files}
 
-    async def _fill(self, part: Path, listing: NodeListing, node: NodeCheckpoints) -> None:
-        target, reader = TargetFolder(part), node.files()
+    async def _fill(self, part: Path, files: NodeFiles, listing: NodeListing, node: NodeCheckpoints) -> None:
+        target = TargetFolder(part)
         for error in await asyncio.to_thread(target.make_folders, listing.folders):
             raise error
         for file in listing.files:
             path = target.claim(file.name)
             same = self._known_on == node.instance_id and self._facts.get(file.name) == file.facts
             if not (same and await asyncio.to_thread(self._link, file.name, path)):
-                await reader.fetch(file, path)
+                await files.fetch(file, path)
             target.keep(file.name)
         for name, leads_to in listing.links.items():
             await asyncio.to_thread(target.put_link, name, leads_to)

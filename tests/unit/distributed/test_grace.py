@@ -256,6 +256,8 @@ def test_a_later_run_finds_the_folder_and_its_end_removes_it(worker: Worker, tmp
     worker.begin(checkpoint="abc")
     assert (checkpoint_folder() / "step").read_text() == "7", "a run that did not begin has removed nothing"
     worker.grace.end()
+    assert (tmp_path / "checkpoints" / "abc").exists(), "its answer is not on its way yet"
+    worker.grace.remove_checkpoint()
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 

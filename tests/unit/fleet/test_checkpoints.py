@@ -195,6 +195,31 @@ async def test_a_copy_during_which_the_content_changes_leaves_the_last_one_whole
     assert (copied.second.place / "latest" / "state").read_text() == "10"
 
 
+async def test_a_checkpoint_that_is_replaced_all_the_time_is_copied_as_it_was_at_one_moment(copied: Copied) -> None:
+    copied.first.write(10)
+    steps = iter(range(11, 100))
+
+    def rename_another() -> None:
+        part = copied.first.place / "part"
+        part.write_text(str(next(steps)))
+        part.rename(copied.first.place / "step-10" / "state")
+
+    copied.first.transport.meddle = rename_another
+    await copied.refresh()
+    assert copied.troubles == []
+    assert [path.name for path in copied.first.place.parent.iterdir()] == [NAME], "no snapshot stays"
+    copied.first.linked = False
+    assert await copied.move(copied.second) == 3
+    assert (copied.second.place / "latest" / "state").read_text() == "10"
+
+
+async def test_a_disk_without_links_is_read_in_place(copied: Copied, tmp_path: Path) -> None:
+    copied.first.write(10)
+    (copied.first.place.parent / f".{NAME}").touch()  # nothing can be made there
+    await copied.refresh()
+    assert len(copied.copies()) == 1
+
+
 async def test_one_that_can_never_be_copied_is_reported_once(copied: Copied) -> None:
     copied.first.write(10)
     sizes = iter(range(1, 100))

@@ -435,6 +435,7 @@ class CallRunner:
             result = self._packed_error(raised)
         disarm(self._begun)
         self.jobs.end(claim, result, time.perf_counter() - self._started)
+        self.grace.remove_checkpoint()
 
     def _emit(self, event: SkywardEvent) -> None:
         if self.runs_job:
@@ -530,6 +531,8 @@ class CallRunner:
                 self._outlet.flush_soon()
         finally:
             disarm(self._begun)  # not before: an exception's or a value's own code may never end
+            if self.grace.left is not None:
+                self.grace.remove_checkpoint()
 
     def _run_and_answer(self, call: ReceivedCall, started: float) -> None:
         try:
