@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -222,20 +223,21 @@ def test_a_folder_that_cannot_hold_a_node_is_named_and_left_as_it_was(
     ("home", "message"),
     [("nothing/there", "there is no home folder"), ("root", "the home folder .*root belongs to another user")],
 )
-def test_a_home_that_is_missing_or_another_users_is_named(home: str, message: str, tmp_path: Path) -> None:
+def test_a_home_that_is_missing_or_another_users_is_named(home: str, message: str) -> None:
     require_namespaces()
-    (tmp_path / "root").mkdir(mode=0o755)
     script = str(files("skyward.providers").joinpath("_ssh_host.sh"))
-    shutil.copy(script, tmp_path / "script")
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    folder = tmp_path / home
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    done = subprocess.run(
-        [*nobody, "sh", tmp_path / "script", "fault", f"{folder}/.cache/skyward"],
-        env={"HOME": str(folder), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    # Not below pytest's folder, which its next session closes to other users.
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # noqa: S108 - the name is random
+        os.chmod(place, 0o755)
+        Path(place, "root").mkdir(mode=0o755)
+        shutil.copy(script, place)
+        folder = Path(place, home)
+        done = subprocess.run(
+            [*nobody, "sh", Path(place, Path(script).name), "fault", f"{folder}/.cache/skyward"],
+            env={"HOME": str(folder), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     assert re.fullmatch(f"(?s).*cannot be written to: .*; {message}.*\n", done.stdout)
