@@ -228,7 +228,7 @@ def test_a_home_that_is_missing_or_another_users_is_named(home: str, message: st
     script = str(files("skyward.providers").joinpath("_ssh_host.sh"))
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     # Not below pytest's folder, which its next session closes to other users.
-    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # noqa: S108 - the name is random
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
         os.chmod(place, 0o755)
         Path(place, "root").mkdir(mode=0o755)
         shutil.copy(script, place)
