@@ -534,7 +534,7 @@ class Scheduler:
         checkpoint.refresh()
 
     def _report_checkpoint(self, call: str, link: WorkerLink, reason: str) -> None:
-        text = f"the checkpoint of {call} cannot be copied here, and is lost with its node: {reason}"
+        text = f"the checkpoint of {call} could not be copied here so far, and would be lost with its node: {reason}"
         self._bus.publish(ev.Error(text, link.node.handle.instance.id))
 
     def _fail(self, call: LiveCall, raw: RawOutcome) -> None:
