@@ -296,7 +296,7 @@ class Fleet:
         self._spawn(self._end_lost_machines())
         try:
             await self._machines.ask_for_elastic()
-            nodes = await self._machines.launch([member.rank for member in members]) if members else ()
+            nodes = await self._machines.launch([member.rank for member in members])
             await _all_or_the_first_error(
                 {node.rank: self._make_node(self._members[node.rank], node) for node in nodes}
             )

@@ -142,21 +142,21 @@ class Machines:
     async def launch(self, ranks: Sequence[int], *, beside: Iterable[Node] = ()) -> Sequence[Node]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
 
+        For none, raise what the launch of one would, as far as offers and limits are concerned.
+
         Raises the provider's errors. Machines created until then are among ``all``.
         """
+        if not ranks:
+            await self._choose(1, ())
+            return ()
         self.publish(InfraCreating())
         await self.grants.check()
-        offers = await self.provider.offers(self.request)
         has = [machine.instance.offer for machine in beside]
         total = len(ranks) + len(has)
-        offers = connected(offers, self.request, nodes=total)
-        choice = choose(self.request, offers, nodes=len(ranks), provider=self.provider.name, beside=has)
-        bought = [machine.instance for machine in self.all]
-        batches = self._price_limit.among(choice.batches, bought, provider=self.provider.name)
-        batches = self._budget.afford(batches, self._usages(), self.clock.elapsed(), provider=self.provider.name)
+        batches, remark = await self._choose(len(ranks), has)
         batches = await self._consent.given(batches, has, provider=self.provider.name)
         apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self.provider.name)
-        for note in (choice.note, apart, *(batch.offers[0].note for batch in batches)):
+        for note in (remark, apart, *(batch.offers[0].note for batch in batches)):
             self.notice(note)
         self.publish(InfraCreated(batches[0].offers[0].region))
         launched: list[Node] = []
@@ -170,6 +170,15 @@ class Machines:
         finally:
             self._coming = [each for each in self._coming if each is not coming]
         return launched
+
+    async def _choose(self, nodes: int, has: Sequence[Offer]) -> tuple[list[Batch], str]:
+        """Return what to buy for so many nodes beside others, within all limits; and a remark for the user."""
+        name = self.provider.name
+        offers = connected(await self.provider.offers(self.request), self.request, nodes=nodes + len(has))
+        choice = choose(self.request, offers, nodes=nodes, provider=name, beside=has)
+        bought = [machine.instance for machine in self.all]
+        batches = self._price_limit.among(choice.batches, bought, provider=name)
+        return self._budget.afford(batches, self._usages(), self.clock.elapsed(), provider=name), choice.note
 
     def timeout_s(self, *, age_s: float = 0.0) -> float:
         """Return the hard cap on a node's remaining life, in seconds.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from skyward.errors import ConfigurationError
 from skyward.ledger.ledger import Ledger
 from skyward.testing.provider import FakeProvider, Fate
 from support.fleets import FleetStage
@@ -22,11 +23,28 @@ def stage(tmp_path: Path) -> FleetStage:
 def test_an_elastic_pool_opens_with_its_minimum_and_buys_nothing_for_none(stage: FleetStage) -> None:
     async def scenario() -> None:
         async with stage.kept(nodes=(0, 4)) as fleet:
-            assert (fleet.wanted, stage.provider.calls) == (frozenset(), [])
+            assert (fleet.wanted, stage.provider.calls) == (frozenset(), ["offers"])
             await fleet.scale(2, ())
             assert fleet.wanted == {0, 1}
         async with stage.kept(nodes=(2, 4)) as fleet:
             assert fleet.wanted == {0, 1}
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({"max_price_per_hour": 0.5}, "max_price_per_hour=0.5 is below every offer"),
+        ({"max_cost": 0.001}, "max_cost must be at least"),
+    ],
+)
+def test_a_pool_that_could_not_have_a_node_does_not_open(
+    stage: FleetStage, limit: dict[str, float], message: str
+) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConfigurationError, match=message):
+            await stage.fleet(nodes=(0, 4), **limit).start()
 
     simulate(scenario)
 
