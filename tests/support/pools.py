@@ -207,7 +207,7 @@ class SimulatedPool:
             workers_per_node=workers,
             thread=loop,
             services=services,
-            elastic=request.elastic is not None,
+            bring_node=(lambda: None) if request.elastic else None,
         )
         self.scheduler.nodes = self.nodes
         self.serves = False

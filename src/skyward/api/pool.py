@@ -451,9 +451,7 @@ class ComputePool(CallsByFunction):
         if not isinstance(pending, PendingCompute):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise not_a_call(pending)
         call = pending.invocation()
-        running = self._ready
-        running.have_a_node()
-        ended = running.scheduler.run([call], everywhere=True)
+        ended = self._ready.scheduler.run([call], everywhere=True)
         return _results(ended, (pending,) * len(ended), return_exceptions=False)
 
     def spawn(self, call: PendingCompute[Any] | PendingBatch[*tuple[Any, ...]], *, name: str | None = None) -> Job:
@@ -505,10 +503,7 @@ class ComputePool(CallsByFunction):
         """
         from skyward.api.streams import open_streams
 
-        running = self._ready
-        if everywhere:
-            running.have_a_node()
-        return open_streams(running.scheduler, pending.generator_invocation(), everywhere=everywhere)
+        return open_streams(self._ready.scheduler, pending.generator_invocation(), everywhere=everywhere)
 
     def run_as_read(self, batch: PendingResults[R]) -> Stream[R]:
         """Run calls while their results are read, and return at once: ``gather(..., stream=True) >> pool``."""
@@ -660,9 +655,7 @@ class ComputePool(CallsByFunction):
 
     def broadcast_call(self, call: Invocation) -> list[CallFuture[Any]]:
         """See :meth:`skyward.submission.TaskSubmitter.broadcast_call`."""
-        running = self._ready
-        running.have_a_node()
-        return list(running.scheduler.broadcast(call))
+        return list(self._ready.scheduler.broadcast(call))
 
     def cancel_calls(self, futures: Iterable[Future[Any]]) -> None:
         """See :meth:`skyward.submission.TaskSubmitter.cancel_calls`."""

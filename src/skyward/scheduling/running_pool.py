@@ -214,7 +214,11 @@ class RunningPool:
         """Wait until an elastic pool that has no node has one: for calls on all workers, and for services."""
         elastic = self._request.elastic
         if elastic is not None and not self.fleet.wanted:
-            self.scale(max(1, elastic.minimum), ()).result()
+            waiting = self.loop.call(self._begin_to_have(max(1, elastic.minimum)))
+            asyncio.run_coroutine_threadsafe(waiting, self.loop.loop).result()
+
+    async def _begin_to_have(self, nodes: int) -> Coroutine[Any, Any, None]:
+        return self.fleet.scale(max(nodes, len(self.fleet.wanted)), ())  # more may have been ordered meanwhile
 
     def _begin_to_follow_work(self) -> None:
         request = self._request
@@ -296,7 +300,7 @@ class RunningPool:
             large_bytes=LARGE_HERE_BYTES if self._provider.this_machine else LARGE_BYTES,
             subscribed=self._parts.subscribed,
             observer=self._parts.observer,
-            elastic=request.elastic is not None,
+            bring_node=self.have_a_node if request.elastic else None,
             checkpoints=folder and folder / CHECKPOINTS,
         )
         self.jobs = self.scheduler.jobs = self._make_jobs(fleet)

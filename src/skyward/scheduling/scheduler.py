@@ -115,7 +115,7 @@ class Scheduler:
         large_bytes: size from which buffers of arguments are kept out of the pickle, and are sent to a node once.
         subscribed: callbacks that receive everything on the bus already.
         observer: receiver of the calls; None without telemetry.
-        elastic: True if calls wait for a node where there is none.
+        bring_node: waits for a first node, on an elastic pool, whose calls wait where there is none; None on others.
         checkpoints: folder here for copies of calls' checkpoints; None keeps none.
 
     Attributes:
@@ -139,7 +139,7 @@ class Scheduler:
         large_bytes: int = LARGE_BYTES,
         subscribed: tuple[ev.Callback, ...] = (),
         observer: CallObserver | None = None,
-        elastic: bool = False,
+        bring_node: Callable[[], None] | None = None,
         checkpoints: Path | None = None,
     ) -> None:
         self.links: dict[WorkerId, WorkerLink] = {}
@@ -150,7 +150,7 @@ class Scheduler:
         self._services = services
         self._bus = bus
         self._tls, self._workers_per_node = tls, workers_per_node
-        self._elastic = elastic
+        self._bring_node = bring_node
         self._dispatch = Dispatch()
         # Submission, from any thread.
         self._functions = functions or FunctionCache()
@@ -203,6 +203,8 @@ class Scheduler:
     def broadcast(self, call: Invocation, batch: CallSink | None = None) -> list[RemoteFuture]:
         """Pickle a call and queue it on every worker, ordered by (node, worker); ``batch`` is as for :meth:`submit`."""
         (packed,) = pack_calls([call], ArgumentMemo(), self._functions, large_bytes=self._large_bytes)
+        if self._bring_node is not None and not self.places:
+            self._bring_node()  # here, as pickling may take longer than a node stays idle
         with self._placing:  # a leaving node must not look idle before it has these calls
             calls = [replace(packed, pinned=worker, header=header) for worker, header in self._ranks(packed)]
             if call.gang:
@@ -335,7 +337,7 @@ class Scheduler:
             self._due = False
             calls = list(self._waiting)
             self._waiting.clear()
-        if self._closed or not (self.places or self._elastic):
+        if self._closed or not (self.places or self._bring_node):
             why = "the pool was closed before the call was done" if self._closed else "every node of the pool is gone"
             for call in calls:
                 call.sink.deliver(call.index, RawOutcome(error=self._closed_for or PoolStateError(why)))
