@@ -155,7 +155,7 @@ class CallFolder:
         """Return the last claim; a damaged one is no process's."""
         path = self.path / f"claim-{self.attempt}"
         try:
-            values = json.loads(path.read_bytes())
+            values: dict[str, Any] = json.loads(path.read_bytes())
         except ValueError:  # the machine lost its power just after the claim
             values = {"worker": 0, "incarnation": "", "since": path.stat().st_mtime}
         return Claim(job=self.path.parent.name, index=int(self.path.name), attempt=self.attempt, **values)
