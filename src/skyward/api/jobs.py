@@ -225,7 +225,7 @@ class Job:
         nodes = nodes or ()
         states = await states_on(nodes, folder.record.job) if folder.unfetched() else _NONE
         calls = [state_of(folder, index, states) or JobCallState(state=WAITING) for index in range(folder.record.calls)]
-        return _JobLook(tuple(calls), over=not nodes)
+        return _JobLook(tuple(calls), over=not nodes and self._attached is None)
 
     async def _wait(self, limit_s: float) -> None:
         """Return once every outcome is here."""
@@ -247,13 +247,13 @@ class Job:
         folder.refresh()
         if not (missing := folder.unfetched()):
             return False
-        if not nodes:
+        if (attached := self._attached) is not None:  # also while an elastic pool has no node
+            await attached.look()
+        elif not nodes:
             raise PoolStateError(
                 f"the fleet {folder.fleet!r} of job {self.id} has ended, and {len(missing)} of its "
                 f"{folder.record.calls} results with it: they were not fetched before"
             )
-        if (attached := self._attached) is not None:
-            await attached.look()
         else:
             states = await states_on(nodes, folder.record.job)
             await fetch_over(folder, nodes, states)

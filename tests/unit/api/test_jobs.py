@@ -15,6 +15,8 @@ import pytest
 from skyward.api.jobs import Job, JobState
 from skyward.errors import PoolStateError, SerializationError
 from skyward.ledger.job_folders import JobFolder, JobRecord, make_folder
+from skyward.scheduling import jobs as looked_after
+from skyward.scheduling.jobs import FleetJobs
 from skyward.shipping.job_file import call_bytes, job_call
 from skyward.submission import Invocation
 from support.job_nodes import StoreNode
@@ -136,6 +138,18 @@ def test_a_result_that_went_with_its_fleet_is_said(node: StoreNode) -> None:
         later.result()
     with pytest.raises(PoolStateError, match="has ended"):
         later.cancel()
+
+
+def test_a_job_of_an_open_pool_that_has_no_node_now_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached = FleetJobs("llm", "sky-1", nodes=list, present=list, publish=print)
+    monkeypatch.setitem(looked_after._attached, "llm", attached)
+    job = Job(spawned(StoreNode("", tmp_path), 1)._folder, Fleet().reach)
+
+    assert job.state is JobState.WAITING
+    with pytest.raises(TimeoutError, match="it goes on"):
+        job.result(timeout=0)
 
 
 def test_a_node_that_does_not_answer_is_no_end(node: StoreNode, caplog: pytest.LogCaptureFixture) -> None:
