@@ -335,7 +335,7 @@ class Fleet:
             if must_live and not present:
                 raise PoolStateError(f"no node of the kept fleet {record.name!r} lives any more: open it again")
             if restart:
-                await self._refuse_restart(present, restart)
+                self._refuse_restart(present, restart)
             for member in members.values():
                 if member.node is None:
                     member.task = self._spawn(self._run_member(member))
@@ -346,8 +346,10 @@ class Fleet:
             raise
         self._is_whole = True
         for member in present:
-            _succeed(member.up)
-            member.task = self._spawn(self._run_member(member))
+            if member.used is not None:
+                _succeed(member.up)
+                member.task = self._spawn(self._run_member(member))
+        self._record()
 
     async def leave(self) -> Sequence[Node]:
         """Leave the nodes in use to another client, and end every other machine. A cancellation waits for its end.
@@ -418,12 +420,16 @@ class Fleet:
         try:
             await unless_gone(node, node.resume(kept))
         except (UnfitMachineError, BootstrapError) as error:
-            self._publish(Notice(f"node {kept.rank} of the kept fleet is gone: {error}", node.instance.id))
-            self._discard(member)
+            self._miss(member, node, error)
 
-    async def _refuse_restart(self, members: Iterable[Member], restart: str) -> None:
+    def _miss(self, member: Member, node: Node, error: Exception) -> None:
+        """Note that a kept node is certainly gone."""
+        self._publish(Notice(f"node {member.rank} of the kept fleet is gone: {error}", node.instance.id))
+        self._discard(member)
+
+    def _refuse_restart(self, members: Iterable[Member], restart: str) -> None:
         nodes = [member.node for member in members if member.node is not None]
-        if jobs := sum(await asyncio.gather(*(node.unfinished_jobs() for node in nodes))):
+        if jobs := sum(node.unfinished_jobs for node in nodes):
             raise PoolStateError(
                 f"the kept fleet has {jobs} unfinished job{'s' * (jobs > 1)}, which a change would end ({restart}): "
                 "wait for them, cancel them, or open the fleet as it is"
@@ -437,11 +443,15 @@ class Fleet:
             await node.halt()
             await self._make_node(member, node)
             return
-        await unless_gone(node, node.renew_workers())
-        if node.kept is not None and node.kept.config.keep_s != self._request.keep_s:
-            await node.keep_for(self._request.keep_s)
-        self._wake_waiters()
-        await self._take_into_use(member, node)
+        try:
+            await unless_gone(node, node.renew_workers())
+            if node.kept is not None and node.kept.config.keep_s != self._request.keep_s:
+                await node.keep_for(self._request.keep_s)
+            self._wake_waiters()
+            await self._take_into_use(member, node)
+        except (UnfitMachineError, BootstrapError) as error:
+            self._miss(member, node, error)
+            member.task = self._spawn(self._run_member(member))
 
     def scale(self, size: int, drop: Collection[int]) -> Coroutine[Any, Any, None]:
         """Grow or shrink the fleet to ``size`` nodes; the returned coroutine waits for it.

@@ -20,14 +20,18 @@ class FreshWorkers:
 
     Args:
         workers: number of workers on the node.
+
+    Attributes:
+        unfinished_jobs: number of the node's unfinished jobs.
+        told: set once the node has told all of it.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._running: dict[int, str] = {}
         self._jobs: dict[int, str] = {}
-        self._unfinished = 0
-        self._told = asyncio.Event()
+        self.unfinished_jobs = 0
+        self.told = asyncio.Event()
         self._changed = asyncio.Event()
 
     def take(self, message: Message) -> None:
@@ -38,20 +42,15 @@ class FreshWorkers:
             case JobRunning():
                 self._jobs[message.worker] = message.job
             case UnfinishedJobs():
-                self._unfinished = message.count
-                self._told.set()
+                self.unfinished_jobs = message.count
+                self.told.set()
             case _:
                 return
         self._changed.set()
 
-    async def unfinished_jobs(self) -> int:
-        """Return the number of unfinished jobs, once the node has told it."""
-        await self._told.wait()
-        return self._unfinished
-
     async def replace(self, kill: Callable[[int, str], Awaitable[None]]) -> None:
         """Kill the processes without a job, and return once each worker has another one, or after half a minute."""
-        await self._told.wait()
+        await self.told.wait()
         old = dict(self._running)
         with suppress(TimeoutError):  # the workers' links say what is wrong
             async with asyncio.timeout(_TIMEOUT_S):

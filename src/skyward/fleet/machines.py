@@ -253,7 +253,7 @@ class Machines:
             raise UnfitMachineError(excess)
 
     def _note_bill(self, instances: Iterable[Instance]) -> None:
-        for note in notes_on_bill(self.provider.name, instances):
+        for note in notes_on_bill(self.provider.name, instances, kept=bool(self.request.keep_s)):
             self.notice(note)
 
     def reject(self, machine: Node, error: UnfitMachineError) -> None:

@@ -462,7 +462,7 @@ class Node:
         )
 
     async def resume(self, kept: KeptNode) -> None:
-        """Connect to the supervisor of a kept node, whose transport is open.
+        """Connect to the supervisor of a kept node, whose transport is open, and learn what it does.
 
         Raises :class:`~skyward.errors.UnreachableError` if it does not answer within a minute.
         """
@@ -483,11 +483,12 @@ class Node:
 
         what = f"node {self.rank} of the kept fleet to answer"
         await wait_until(connect, deadline_s=_RESUME_TIMEOUT_S, interval_s=_RESUME_AGAIN_S, what=what)
+        await self._fresh_workers.told.wait()
 
-    async def unfinished_jobs(self) -> int:
-        """Return the number of jobs for which the kept node, which was resumed, stays."""
-        assert self._fresh_workers is not None
-        return await self._fresh_workers.unfinished_jobs()
+    @property
+    def unfinished_jobs(self) -> int:
+        """Number of jobs for which the kept node stayed when it was resumed."""
+        return self._fresh_workers.unfinished_jobs if self._fresh_workers is not None else 0
 
     async def renew_workers(self) -> None:
         """Replace the worker processes of a node that was resumed, except of those that run a job."""

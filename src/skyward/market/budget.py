@@ -204,8 +204,8 @@ def charged_price(instance: Instance) -> float | None:
     return instance.offer.price_per_hour if instance.price_per_hour is None else instance.price_per_hour
 
 
-def notes_on_bill(provider: str, instances: Iterable[Instance]) -> Sequence[str]:
-    """Return notes for the user on machines that cost more than offered, or cannot end their own bill."""
+def notes_on_bill(provider: str, instances: Iterable[Instance], *, kept: bool = False) -> Sequence[str]:
+    """Return notes for the user on machines, maybe of a kept fleet, that cost more or cannot end their own bill."""
     notes: list[str] = []
     for instance in instances:
         name, offered, charged = instance.offer.spec.name, instance.offer.price_per_hour, charged_price(instance)
@@ -216,8 +216,11 @@ def notes_on_bill(provider: str, instances: Iterable[Instance]) -> Sequence[str]
             )
         if not instance.ends_itself and charged != 0:
             notes.append(
-                f"machines of {provider} cannot end their own bill: should this program die, they cost money until "
-                f"`skyward sweep` ends them, or the next pool that opens with {provider} on this computer"
+                f"machines of {provider} cannot end their own bill: after `keep` a process on this computer ends them; "
+                "while the computer is off or has no network, they cost money on"
+                if kept
+                else f"machines of {provider} cannot end their own bill: should this program die, they cost money "
+                f"until `skyward sweep` ends them, or the next pool that opens with {provider} on this computer"
             )
     return list(dict.fromkeys(notes))
 

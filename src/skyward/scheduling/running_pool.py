@@ -164,6 +164,8 @@ class RunningPool:
         if found is None:
             await self.fleet.start(self.scheduler)
         else:
+            if found.project != os.getcwd():
+                self._bus.publish(Notice(f"the kept fleet {found.name!r} was opened by a program in {found.project}"))
             await self.fleet.resume(self.scheduler, found, restart=self._restart, must_live=self._as_found)
             if not self._as_found:
                 await self.fleet.scale(self._request.size_of_kept(len(found.nodes)), ())

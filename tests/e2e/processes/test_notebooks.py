@@ -11,6 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from skyward.ledger.fleet_record import FleetFolder
+from support.eventually import eventually
+
 SECRET = "sk-not-for-anyone"
 
 OPEN = """
@@ -212,3 +215,42 @@ def test_what_is_saved_has_no_secret(saved: str) -> None:
 def test_a_restart_of_the_kernel_ends_the_machines(cells: dict[str, Outputs]) -> None:
     (pid,) = cells["worker"].shown()
     assert not psutil.pid_exists(int(pid))
+
+
+KEPT = """
+import skyward as sky
+pool = sky.ComputePool(provider=sky.Local(), name="notebook", keep="10m", display="quiet").open()
+print(pool.status.nodes[0].instance_id, sky.compute(abs)(-3) >> pool)
+"""
+
+RESTARTS = """
+import sys
+import nbformat
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+source = sys.stdin.read()
+for _ in range(2):
+    kernel = KernelManager(kernel_name="python3", transport="ipc")
+    client = NotebookClient(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), km=kernel, timeout=200)
+    with client.setup_kernel():
+        client.execute_cell(client.nb.cells[0], 0)
+        kernel.shutdown_kernel(now=True)  # as a restart does with a kernel that does not end
+    kernel.cleanup_connection_file()
+    print(client.nb.cells[0].outputs[0].text, end="")
+"""
+
+
+def test_a_kept_fleet_is_taken_over_by_the_same_cell_after_a_restart_of_the_kernel() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RESTARTS], input=KEPT, capture_output=True, text=True, check=False, timeout=300
+    )
+    down = subprocess.run([sys.executable, "-m", "skyward", "down", "notebook"], capture_output=True, check=False)
+    for attempt in eventually(30.0):
+        with attempt:
+            assert not FleetFolder("notebook").has_keeper()
+
+    assert done.returncode == down.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first.startswith("local-")
