@@ -487,6 +487,7 @@ class ComputePool(CallsByFunction):
                 f"a job runs on one worker, and {calls[0].label} is decorated with skyward.distributed, to run on all; "
                 "use @, or a pool of one worker"
             )
+        running.have_a_node()  # the program may end before the next look at the work
         return spawn_calls(
             calls,
             fleet=running.jobs.fleet,
