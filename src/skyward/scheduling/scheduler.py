@@ -387,6 +387,7 @@ class Scheduler:
     def _end_stream(self, link: WorkerLink, call: LiveCall) -> None:
         if self._is_current(link) and self._dispatch.call(call.id) is call and call.worker == link.id:
             self._take_back(link, Cancel(link.id, [call.id]))
+            self._insist(link, [call.id], link.incarnation)  # at once: it runs alone, and has had its time
 
     def _complete(self, call: LiveCall, raw: RawOutcome) -> None:
         """Complete a call; if it has failed, the other calls of its gang fail with it and are ended.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -104,11 +105,20 @@ def test_an_error_in_the_middle_comes_after_the_items_before_it(pool: sky.Comput
     assert list(numbers) == []
 
 
-def test_a_generator_that_does_not_yield_again_is_ended_within_a_second_or_two(pool: sky.ComputePool) -> None:
+def sleep() -> None:
+    time.sleep(600)
+
+
+def hold_the_interpreter() -> None:
+    re.match(r"(a+)+$", "a" * 40 + "b")
+
+
+@pytest.mark.parametrize("work", [sleep, hold_the_interpreter])
+def test_a_generator_that_does_not_yield_again_is_ended(pool: sky.ComputePool, work: Callable[[], None]) -> None:
     @sky.compute
     def stuck() -> Iterator[int]:
         yield os.getpid()
-        time.sleep(600)
+        work()
 
     pid = next(stuck() >> pool)
     wait_for(lambda: not psutil.pid_exists(pid))
