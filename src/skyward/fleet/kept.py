@@ -113,7 +113,7 @@ class FleetKeeping:
         self._folder.write(record)
         # A client may be killed at any time: until that is noticed, its machines are kept as long as they may live.
         left_s = record.keep_s if record.left is not None else self._timeout_s
-        self._ledger.keep_pool(record.pool_id, Moment.after(left_s + MARGIN_S), owner=owner)
+        self._ledger.keep_pool(record.pool_id, Moment.after(left_s + MARGIN_S), keys=record.keys, owner=owner)
 
 
 async def keep_for(folder: FleetFolder, ledger: Ledger, seconds: float) -> None:
@@ -143,7 +143,7 @@ async def keep_for(folder: FleetFolder, ledger: Ledger, seconds: float) -> None:
         nodes = tuple(replace(node, config=replace(node.config, keep_s=seconds)) for node in record.nodes)
         record = replace(record, keep_s=seconds, left=Moment.after(), nodes=nodes)
         folder.write(record)
-        ledger.keep_pool(record.pool_id, Moment.after(seconds + MARGIN_S))
+        ledger.keep_pool(record.pool_id, Moment.after(seconds + MARGIN_S), keys=record.keys)
     finally:
         folder.release()
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from importlib.metadata import version
 from io import FileIO
 from pathlib import Path
@@ -146,6 +147,11 @@ class FleetRecord:
         return replace(self.left, elapsed=self.left.elapsed + self.keep_s, unix=self.left.unix + self.keep_s)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of its machines in the ledger."""
+        return tuple(node.instance.key for node in self.nodes)
+
+    @property
     def price_per_hour(self) -> float | None:
         """USD an hour of all of its machines; None if the price of one is unknown."""
         prices = [each.instance.price_per_hour for each in self.nodes]
@@ -160,12 +166,16 @@ class FleetRecord:
         return json.dumps(values | {"nodes": [node.to_values() for node in self.nodes]}, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the record of a text. Raises :class:`PoolStateError` if Skyward or Python had another version."""
+    def from_json(cls, text: str, *, any_version: bool = False) -> Self:
+        """Return the record of a text.
+
+        Raises :class:`PoolStateError` if Skyward or Python had another version, unless ``any_version``.
+        """
         values = json.loads(text)
         values["tls"] = tls = TlsIdentity(**values["tls"])
         values["left"] = values["left"] and Moment(**values["left"])
-        if (theirs := _versions(values["skyward"], values["python"])) != (ours := _versions()):
+        theirs, ours = _versions(values["skyward"], values["python"]), _versions()
+        if theirs != ours and not any_version:
             raise PoolStateError(
                 f"the kept fleet {values['name']!r} is of {theirs}, and this is {ours}: its nodes run those. Run this "
                 f"program with them, or end the fleet with `skyward down {values['name']}` and open it again"
@@ -277,6 +287,16 @@ def kept_fleets() -> Sequence[FleetFolder]:
     return ()
 
 
+def kept_pools() -> frozenset[str]:
+    """Return the ids of the pools whose fleets have a record; without damaged records."""
+    ids: set[str] = set()
+    for folder in kept_fleets():
+        with suppress(PoolStateError):
+            if (record := folder.read(any_version=True)) is not None:
+                ids.add(record.pool_id)
+    return frozenset(ids)
+
+
 class FleetFolder:
     """Folder of one kept fleet, for its user only.
 
@@ -294,12 +314,12 @@ class FleetFolder:
 
     # --- the record -------------------------------------------------------------------------------------------------
 
-    def read(self) -> FleetRecord | None:
+    def read(self, *, any_version: bool = False) -> FleetRecord | None:
         """Return the record; None if there is no such fleet. Needs no lock.
 
-        Raises :class:`PoolStateError` if it is another user's, is damaged, or is of another version.
+        Raises :class:`PoolStateError` if it is another user's, is damaged, or, unless ``any_version``, of another one.
         """
-        return self._read(FleetRecord.from_json)
+        return self._read(partial(FleetRecord.from_json, any_version=any_version))
 
     def written_at(self) -> float:
         """Return the Unix time at which the record was written; 0 without one."""

@@ -115,9 +115,11 @@ class Keeper:
             self._note_left(record)
             return _TICK_S
         if await self._lives(record):
-            assert record is not None
+            if record is None:
+                return _LONGEST_PAUSE_S
             # Its jobs may go on for longer than it is kept.
-            self._ledger.keep_pool(record.pool_id, Moment.after(record.keep_s + MARGIN_S))
+            self._keep(record)
+            await self._end_strays(record)
             await self._fetch_results(record)
             return min(max(record.keep_s / 10, _TICK_S), _LONGEST_PAUSE_S)
         if not self._folder.try_hold(as_keeper=True):
@@ -133,9 +135,9 @@ class Keeper:
         return _AGAIN_S if report.left else 0.0
 
     def _read(self) -> FleetRecord | None:
-        """Return the record; None for one that cannot be read, whose machines are to end."""
+        """Return the record, of whatever version; None for one that cannot be read."""
         try:
-            return self._folder.read()
+            return self._folder.read(any_version=True)
         except PoolStateError as error:
             _say(str(error))
             return None
@@ -161,15 +163,27 @@ class Keeper:
         """Note the end of a client that was killed."""
         if self._folder.try_hold(as_keeper=True):
             try:
-                if self._folder.read() == record:
+                if self._read() == record:
                     self._folder.write(replace(record, left=Moment.after()))
-                    self._ledger.keep_pool(record.pool_id, Moment.after(record.keep_s + MARGIN_S))
+                    self._keep(record)
             finally:
                 self._folder.release()
 
+    def _keep(self, record: FleetRecord) -> None:
+        self._ledger.keep_pool(record.pool_id, Moment.after(record.keep_s + MARGIN_S), keys=record.keys)
+
+    async def _end_strays(self, record: FleetRecord) -> None:
+        """End machines that a client which was killed had bought, or given up, and that are no nodes."""
+        report = await Sweep(self._ledger).end_dead(self._ledger.open_entries(pool_id=record.pool_id))
+        for left in report.left:
+            _say(f"{left.entry.instance_id or left.entry.key} may be left: {left.reason}")
+
     async def _lives(self, record: FleetRecord | None) -> bool:
         """Return whether a node of the fleet lives, or may live."""
-        if record is None or not record.nodes:
+        if record is None:  # its nodes end themselves; by the ledger, no one may need them any more
+            entries = self._ledger.open_entries(pool_id=self._folder.pool_id())
+            return any(entry.kept_until is not None and entry.kept_until.left_s > 0 for entry in entries)
+        if not record.nodes:
             return False
         provider = make_provider(record.provider, record.settings)
         try:

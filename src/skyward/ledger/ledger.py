@@ -259,18 +259,19 @@ class Ledger:
         with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO ended_pools VALUES (?, ?)", (pool_id, self._now()))
 
-    def keep_pool(self, pool_id: str, until: Moment, *, owner: Owner | None = None) -> None:
-        """Record that the pool's machines are kept until then, whoever lives; with ``owner``, who has them from now on.
+    def keep_pool(self, pool_id: str, until: Moment, *, keys: Iterable[str], owner: Owner | None = None) -> None:
+        """Record that these machines of a pool are kept until then, whoever lives, and that its others are not.
 
-        Closed entries stay as they are.
+        With ``owner``, who has them from now on. Closed entries stay as they are.
         """
         columns = {f"owner_{name}": value for name, value in asdict(owner).items()} if owner is not None else {}
         columns["kept_until"] = json.dumps(asdict(until))
         changes = ", ".join(f"{column} = :{column}" for column in columns)
         with self._transaction() as database:
-            database.execute(
-                f"UPDATE entries SET {changes} WHERE pool_id = :pool_id AND closed_at IS NULL",  # noqa: S608 - names of fields
-                columns | {"pool_id": pool_id},
+            database.execute("UPDATE entries SET kept_until = '' WHERE pool_id = ? AND closed_at IS NULL", (pool_id,))
+            database.executemany(
+                f"UPDATE entries SET {changes} WHERE key = :key AND closed_at IS NULL",  # noqa: S608 - names of fields
+                [columns | {"key": key} for key in keys],
             )
 
     def open_entries(self, *, pool_id: str | None = None) -> Sequence[LedgerEntry]:

@@ -14,6 +14,7 @@ from typing import Any
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import SkywardError
 from skyward.events import Notice, SkywardEvent
+from skyward.ledger.fleet_record import kept_pools
 from skyward.ledger.ledger import Ledger, LedgerEntry
 from skyward.ledger.termination import end_instances
 from skyward.providers.base import Instance, InstanceState, Provider
@@ -107,6 +108,7 @@ class Sweep:
     own: Provider | None = field(default=None, kw_only=True)
     clock: Clock = field(default=SYSTEM_CLOCK, kw_only=True)
     _report: SweepReport = field(default_factory=SweepReport, init=False)
+    _kept: frozenset[str] | None = field(default=None, init=False)
 
     async def end_pool(self, pool_id: str) -> SweepReport:
         """End a pool's machines, even if its owner lives; it gets no more.
@@ -162,11 +164,19 @@ class Sweep:
         self._report.left += [Left(entry=entry, reason=entry.damage) for entry in damaged]
 
     def _is_left_over(self, entry: LedgerEntry, others: bool) -> bool:  # noqa: FBT001 - passed on
-        lives = entry.owner_lives()
+        lives = self._has_keeper(entry) or entry.owner_lives()
         if lives or (lives is None and not others):
             self._report.spared.append(entry)
             return False
         return True
+
+    def _has_keeper(self, entry: LedgerEntry) -> bool:
+        """Return whether a keeper ends the machine: its time may pass before that notes that jobs prolong it."""
+        if entry.kept_until is None:
+            return False
+        if self._kept is None:
+            self._kept = kept_pools()
+        return entry.purchase.pool_id in self._kept
 
     async def _end_all(
         self,
@@ -510,11 +520,13 @@ class OpeningSweep:
         provider: the opening pool's provider.
         ledger: the record of the machines.
         publish: receives notices of what was ended; must not block.
+        pool_id: the opening pool's id: what an earlier client of a kept fleet had bought in vain ends in any case.
     """
 
     provider: Provider
     ledger: Ledger
     publish: Callable[[SkywardEvent], None]
+    pool_id: str = ""
     _running: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -534,6 +546,9 @@ class OpeningSweep:
         try:
             entrusted = self.provider.supports("secret")
             entries = await asyncio.to_thread(self.ledger.billed_entries, name, entrusted=entrusted)
+            if self.pool_id:
+                own = await asyncio.to_thread(self.ledger.open_entries, pool_id=self.pool_id)
+                entries = list({entry.key: entry for entry in (*entries, *own)}.values())
             if not entries:
                 return
             report = await Sweep(self.ledger, own=self.provider).end_dead(entries)

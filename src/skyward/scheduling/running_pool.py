@@ -273,7 +273,7 @@ class RunningPool:
         if record is not None and not record.nodes:  # its client was killed while it opened it
             await Sweep(ledger).end_pool(record.pool_id)
         self._keeping = self._make_keeping(tls, ledger)
-        sweep = OpeningSweep(self._provider, ledger, publish=publish)
+        sweep = OpeningSweep(self._provider, ledger, publish=publish, pool_id=self._parts.pool_id)
         sweep.begin()
         to_close.push_async_callback(sweep.settle)
         folder = self._parts.folder

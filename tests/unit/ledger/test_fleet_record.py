@@ -206,14 +206,35 @@ def test_sweep_spares_the_machines_of_a_dead_owner_while_they_are_kept(
     ledger = Ledger(tmp_path / "ledger.db")
     dead = replace(Owner.this_process(), started="before")
     ledger.reserve({"a": 0}, Purchase(pool_id="pool", provider="local"), owner=dead)
-    ledger.keep_pool("pool", Moment.after(left_s))
+    ledger.keep_pool("pool", Moment.after(left_s), keys=["a"])
     report = asyncio.run(Sweep(ledger).run())
 
     assert bool(report.forgotten) is swept
     assert bool(report.spared) is not swept
     (entry,) = ledger.entries()
-    ledger.keep_pool("pool", Moment.after(left_s), owner=Owner.this_process())
+    ledger.keep_pool("pool", Moment.after(left_s), keys=["a"], owner=Owner.this_process())
     assert entry.owner == dead
+
+
+def test_machines_that_are_no_nodes_are_not_kept(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    ledger.reserve({"node": 0, "lost": 1, "bought": 2}, Purchase(pool_id="pool", provider="local"))
+    ledger.keep_pool("pool", Moment.after(60), keys=["node", "lost"])
+    ledger.keep_pool("pool", Moment.after(60), keys=["node"])
+
+    assert [entry.key for entry in ledger.open_entries() if entry.kept_until is not None] == ["node"]
+
+
+def test_sweep_leaves_a_fleet_to_its_keeper_although_its_time_is_over(folder: FleetFolder) -> None:
+    ledger, dead = Ledger.of_user(), replace(Owner.this_process(), started="before")
+    ledger.reserve({"key": 0, "stray": 1}, Purchase(pool_id="pool", provider="local"), owner=dead)
+    record = kept_record(kept_node(), left=Moment.after(-9000))
+    folder.write(record)
+    ledger.keep_pool("pool", Moment.after(-60), keys=record.keys)  # this machine slept, and a job goes on
+
+    assert [entry.key for entry in asyncio.run(Sweep(ledger).run(others=True)).spared] == ["key"]
+    folder.forget()
+    assert [entry.key for entry in asyncio.run(Sweep(ledger).run()).forgotten] == ["key"]
 
 
 # --- one client at a time -------------------------------------------------------------------------------------------
@@ -271,6 +292,8 @@ def test_keeper_waits_for_the_client_and_for_the_nodes_and_then_deletes_the_keys
     ledger = Ledger.of_user()
     ledger.reserve({"key": 0}, Purchase(pool_id="pool", provider="local"))
     ledger.record([node_instance()])
+    dead = replace(Owner.this_process(), started="before")
+    ledger.reserve({"bought-and-not-joined": 1}, Purchase(pool_id="pool", provider="local"), owner=dead)
     asyncio.run(keeper(folder)._look())
     assert folder.read() == record
     folder.release()
@@ -304,3 +327,34 @@ def test_keeper_ends_a_fleet_that_is_over_at_once(folder: FleetFolder, nodes: tu
     asyncio.run(keeper(folder).run())
 
     assert folder.read() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the check reads /proc")
+def test_keeper_of_another_version_ends_no_living_fleet(
+    folder: FleetFolder, supervisor: subprocess.Popen[bytes]
+) -> None:
+    folder.write(kept_record(kept_node(pid=supervisor.pid), skyward="0.0.1", python="3.1.4"))
+    folder.release()
+    asyncio.run(keeper(folder)._look())
+    asyncio.run(keeper(folder)._look())
+
+    noted = folder.read(any_version=True)
+    assert noted is not None
+    assert noted.left is not None
+
+
+@pytest.mark.parametrize(("left_s", "stays"), [(60.0, True), (-1.0, False)])
+def test_keeper_that_cannot_read_a_record_waits_for_the_time_in_the_ledger(
+    folder: FleetFolder, left_s: float, stays: bool
+) -> None:
+    record = kept_record(kept_node())
+    folder.write(record)
+    values = json.loads((folder.path / "fleet.json").read_text())
+    (folder.path / "fleet.json").write_text(json.dumps(values | {"nodes": [{}]}))
+    ledger, dead = Ledger.of_user(), replace(Owner.this_process(), started="before")
+    ledger.reserve({"key": 0}, Purchase(pool_id="pool", provider="local"), owner=dead)
+    ledger.keep_pool("pool", Moment.after(left_s), keys=record.keys)
+    folder.release()
+    asyncio.run(keeper(folder)._look())
+
+    assert bool(folder.written_at()) is stays
