@@ -173,12 +173,19 @@ class GeneratorStream(Stream[Any]):
 def open_streams(scheduler: Scheduler, call: Invocation, *, everywhere: bool) -> tuple[GeneratorStream, ...]:
     """Submit the call of a generator; return the stream of its items, or with ``everywhere`` one for each worker."""
     batch = StreamBatch()
-    with uninterrupted():  # Ctrl-C in between would leave a generator without a reader
+    try:
         if everywhere:
             scheduler.broadcast(call, batch)
         else:
             scheduler.submit([call], ArgumentMemo(), batch)
         return tuple(GeneratorStream(inbox, scheduler) for inbox in batch.inboxes)
+    except (
+        BaseException
+    ):  # Ctrl-C would leave a generator without a reader; pickling, or a first node, may take minutes
+        with uninterrupted():
+            for unread in (inbox.call for inbox in batch.inboxes if inbox.call is not None):
+                scheduler.stop_stream(unread)
+        raise
 
 
 class ResultStream(Stream[Any]):

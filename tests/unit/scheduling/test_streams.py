@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from skyward.api.streams import GeneratorStream, ResultStream
+from skyward.api.streams import GeneratorStream, ResultStream, open_streams
 from skyward.scheduling.calls import LiveCall, RawOutcome
 from skyward.scheduling.scheduler import Scheduler
 from skyward.scheduling.streams import Arrivals, ResultLot, StreamBatch, most_unread
@@ -138,6 +138,27 @@ def test_an_abandoned_stream_stops_its_generator(abandon: Callable[[GeneratorStr
     generator.send(1, 2)
     abandon(generator.stream())
     assert generator.stopped == 1
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_ctrl_c_while_a_generator_is_sent_leaves_none_without_a_reader(everywhere: bool) -> None:
+    stopped: list[LiveCall] = []
+    calls = [LiveCall(id=0, kind="f", label="count", function=FUNCTION) for _ in range(1 + everywhere)]
+
+    class Interrupted:
+        def submit(self, _calls: object, _memo: object, batch: StreamBatch) -> None:
+            self.broadcast(None, batch)
+
+        def broadcast(self, _call: object, batch: StreamBatch) -> None:
+            batch.fill(calls)
+            raise KeyboardInterrupt
+
+        def stop_stream(self, call: LiveCall) -> None:
+            stopped.append(call)
+
+    with pytest.raises(KeyboardInterrupt):
+        open_streams(cast("Scheduler", Interrupted()), Invocation(fn=print), everywhere=everywhere)
+    assert stopped == calls
 
 
 def test_a_closed_stream_is_over() -> None:
