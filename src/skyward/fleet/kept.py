@@ -92,7 +92,7 @@ class FleetKeeping:
                 await asyncio.to_thread(self._folder.forget)
         except (OSError, SkywardError) as error:
             self._publish(Error(f"the record of the kept fleet {self.record.name!r} cannot be written: {error}"))
-            return False
+            return bool(nodes) and bool(self._folder.written_at())  # on a full disk the former one is still true
         return bool(nodes)
 
     def _write_soon(self, record: FleetRecord) -> None:

@@ -29,6 +29,7 @@ from skyward.base.waiting import wait_until
 from skyward.environment.bootstrap import Environment
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.ledger.ownership import Moment, Owner
+from skyward.market.cost import Usage
 from skyward.providers.base import Instance, Provider
 from skyward.providers.registry import provider_settings
 from skyward.request.distribution_names import DISTRIBUTION
@@ -144,7 +145,14 @@ class FleetRecord:
         """Time until which it waits for the next client, if it has no jobs; None while it has one."""
         if self.left is None:
             return None
-        return replace(self.left, elapsed=self.left.elapsed + self.keep_s, unix=self.left.unix + self.keep_s)
+        ends = [node.started.later(node.config.timeout_s) for node in self.nodes]
+        return min([self.left.later(self.keep_s), *ends], key=lambda moment: moment.left_s)
+
+    def cost(self, ahead_s: float = 0.0) -> float:
+        """Return what its machines will have cost in so many seconds, in USD; unknown prices count as nothing."""
+        usages = [Usage.of(node.instance.offer, node.launched.left_s) for node in self.nodes]
+        charged = [node.instance.price_per_hour for node in self.nodes]
+        return self.spent + sum(usage.charged(usd).cost(ahead_s) for usage, usd in zip(usages, charged, strict=True))
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ ends what cannot end itself, closes the ledger's entries, and deletes the fleet'
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import subprocess
@@ -20,7 +21,7 @@ from skyward.base.platform import try_lock
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.environment.supervisor_check import SUPERVISOR_GONE, supervisor_check
 from skyward.errors import PoolStateError, SkywardError
-from skyward.ledger.fleet_record import KEEPER_LOCK, FleetFolder, FleetRecord, KeptNode, kept_fleets
+from skyward.ledger.fleet_record import KEEPER_LOCK, FleetFolder, FleetRecord, KeptNode, fleets_home, kept_fleets
 from skyward.ledger.job_folders import job_folders
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.ownership import Moment
@@ -30,6 +31,7 @@ from skyward.providers.registry import make_provider
 
 MARGIN_S: Final = 300.0
 """Seconds after its time for which a kept machine is left to its keeper by the sweeps of other processes."""
+_logger = logging.getLogger("skyward")
 _LOG: Final = "keeper.log"
 # Not in the folder of the program, whose files could take the place of modules.
 _PROGRAM: Final = (sys.executable, "-P", "-m", "skyward.ledger.keeper")
@@ -64,8 +66,11 @@ def start_keeper(folder: FleetFolder) -> None:
 
 def start_keepers() -> None:
     """Start the keepers of the fleets that have none, as after a restart of this machine."""
-    for folder in kept_fleets():
-        start_keeper(folder)
+    try:
+        for folder in kept_fleets():
+            start_keeper(folder)
+    except (OSError, subprocess.SubprocessError) as error:  # such as another user's folder, after sudo
+        _logger.warning("no process looks after the kept fleets in %s: %s", fleets_home(), error)
 
 
 async def end_fleet(folder: FleetFolder, ledger: Ledger) -> SweepReport:
@@ -179,11 +184,14 @@ class Keeper:
             _say(f"{left.entry.instance_id or left.entry.key} may be left: {left.reason}")
 
     async def _lives(self, record: FleetRecord | None) -> bool:
-        """Return whether a node of the fleet lives, or may live."""
+        """Return whether a node of the fleet lives, or may live, and may cost money until the next look."""
         if record is None:  # its nodes end themselves; by the ledger, no one may need them any more
             entries = self._ledger.open_entries(pool_id=self._folder.pool_id())
             return any(entry.kept_until is not None and entry.kept_until.left_s > 0 for entry in entries)
         if not record.nodes:
+            return False
+        if record.request.max_cost is not None and record.cost(_LONGEST_PAUSE_S) >= record.request.max_cost:
+            _say(f"the fleet has cost {record.cost():.2f} USD, and max_cost is {record.request.max_cost:g}: it ends")
             return False
         provider = make_provider(record.provider, record.settings)
         try:

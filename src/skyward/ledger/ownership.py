@@ -115,6 +115,10 @@ class Moment:
         """Return the time in so many seconds."""
         return cls(boot=boot_id(), elapsed=elapsed_s() + seconds, unix=time.time() + seconds)
 
+    def later(self, seconds: float) -> Moment:
+        """Return the time so many seconds after this one."""
+        return Moment(boot=self.boot, elapsed=self.elapsed + seconds, unix=self.unix + seconds)
+
     @property
     def left_s(self) -> float:
         """Seconds until then; negative once it has passed."""

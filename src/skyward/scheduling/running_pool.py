@@ -37,6 +37,7 @@ from skyward.fleet.fleet import Fleet
 from skyward.fleet.kept import FleetKeeping, words_on_leaving
 from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord, parts_for_machines, parts_for_nodes
+from skyward.ledger.keeper import start_keepers
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import OpeningSweep, Sweep
 from skyward.market.spending import Spending
@@ -273,6 +274,7 @@ class RunningPool:
         if record is not None and not record.nodes:  # its client was killed while it opened it
             await Sweep(ledger).end_pool(record.pool_id)
         self._keeping = self._make_keeping(tls, ledger)
+        await asyncio.to_thread(start_keepers)
         sweep = OpeningSweep(self._provider, ledger, publish=publish, pool_id=self._parts.pool_id)
         sweep.begin()
         to_close.push_async_callback(sweep.settle)

@@ -237,6 +237,22 @@ def test_sweep_leaves_a_fleet_to_its_keeper_although_its_time_is_over(folder: Fl
     assert [entry.key for entry in asyncio.run(Sweep(ledger).run()).forgotten] == ["key"]
 
 
+def test_fleet_is_kept_no_longer_than_its_nodes_may_live() -> None:
+    record = kept_record(kept_node(timeout_s=500.0), left=Moment.after(), keep_s=1200.0)
+
+    assert record.kept_until is not None
+    assert 400 < record.kept_until.left_s <= 450  # 50 s after its start
+
+
+def test_cost_of_a_fleet_counts_from_the_launch_over_all_of_its_clients() -> None:
+    offer = replace(node_instance().offer, price_per_hour=3600.0)
+    node = replace(kept_node(), instance=replace(node_instance(), offer=offer))
+    record = kept_record(node, spent=7.0)
+
+    assert round(record.cost()) in (67, 68)  # launched a minute ago, at a dollar a second
+    assert round(record.cost(10)) in (77, 78)
+
+
 # --- one client at a time -------------------------------------------------------------------------------------------
 
 
