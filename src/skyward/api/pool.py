@@ -507,7 +507,7 @@ class ComputePool(CallsByFunction):
         return open_streams(self._ready.scheduler, pending.generator_invocation(), everywhere=everywhere)
 
     def run_as_read(self, batch: PendingResults[R]) -> Stream[R]:
-        """Run calls while their results are read, and return at once: ``gather(..., stream=True) >> pool``."""
+        """Run the calls of ``batch`` while their results are read: ``gather(..., stream=True) >> pool``."""
         from skyward.api.streams import ResultStream
 
         return ResultStream(

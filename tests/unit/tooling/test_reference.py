@@ -161,7 +161,7 @@ def parameters(found: Any) -> set[str]:
     call = found.__init__ if inspect.isclass(found) else found
     names = set(inspect.signature(call).parameters) if inspect.isroutine(call) else set[str]()
     names |= {field.name for field in fields(found)} if is_dataclass(found) else set()
-    own = {"message"} if inspect.isclass(found) and issubclass(found, Exception) else set()
+    own = {"message"} if inspect.isclass(found) and issubclass(found, BaseException) else set()
     return {name for name in names if not name.startswith("_")} - own - {"self", "cls", "args", "kwargs"}
 
 
