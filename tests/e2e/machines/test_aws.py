@@ -224,7 +224,7 @@ def test_a_kept_fleet_is_taken_over_without_a_purchase_and_nothing_of_it_is_left
     with sky.attach("cloud", display="quiet") as pool:
         found = sorted(instance for _, instance in where() @ pool)
         cost = pool.status.cost
-        assert sky.job("notes").result(timeout=DEADLINE_S) == tuple(range(200))
+        assert sky.job("notes", pool="cloud").result(timeout=DEADLINE_S) == tuple(range(200))
     assert (Counter(ec2.actions)["RunInstances"], Counter(ec2.actions)["CreateFleet"]) == creates
     asyncio.run(keep_for(folder, Ledger.of_user(), 2.0))
     eventually(lambda: not folder.written_at() and not folder.has_keeper())

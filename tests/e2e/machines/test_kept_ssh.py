@@ -107,7 +107,7 @@ def test_nodes_and_their_jobs_outlive_a_client_that_dies_behind_a_cut_link_and_n
     for proxy in proxies:
         proxy.heal()
     with sky.attach(NAME, display="quiet") as pool:
-        values = sky.job("notes").result(timeout=60)
+        values = sky.job("notes", pool=NAME).result(timeout=60)
         assert where() @ pool == (0, 1)
     after = record()
 
