@@ -52,7 +52,8 @@ def die_after(folder: Path, most: int) -> Iterator[int]:
     with (folder / "runs").open("a") as runs:
         runs.write("x")
     yield from range(most)
-    (folder / "pid").write_text(str(os.getpid()))
+    (folder / "part").write_text(str(os.getpid()))
+    (folder / "part").rename(folder / "pid")
     time.sleep(60)
 
 
