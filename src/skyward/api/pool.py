@@ -377,6 +377,8 @@ class ComputePool(CallsByFunction):
         stack.callback(loop.release)
         bus = self._bus = EventBus()
         record = kept.read() if kept is not None else None
+        if self._as_found and (record is None or not record.nodes):  # it has ended since it was looked for
+            raise no_such_fleet(self._request.name)
         pool_id = record.pool_id if record is not None and record.nodes else f"sky-{uuid.uuid4().hex[:10]}"
         folder = _keep_output(pool_id, bus, loop.loop, stack)
         stack.callback(self._forget)

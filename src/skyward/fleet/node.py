@@ -467,7 +467,8 @@ class Node:
         Raises :class:`~skyward.errors.UnreachableError` if it does not answer within a minute.
         """
         self._started, self._environment, self._ready = kept.started, kept.environment, kept.ready
-        self.volumes = kept.config.volumes
+        self.volumes, self.cap = kept.config.volumes, kept.config.cap
+        self.secret_due_at = self._looks.clock.elapsed()  # the last one may expire at any time
         self._take_limits(kept.config)
         self._fresh_workers = FreshWorkers(kept.config.workers)
         self._unlinked.set()  # so that its end is looked for from now on

@@ -48,8 +48,8 @@ _POLL_S: Final = 0.05
 _PATIENCE_S: Final = 1.0
 """Seconds for which a holder is waited for: another process may only have looked whether there is one."""
 _ENDING_S: Final = 120.0
-_LEAVE_S: Final = 8.0
-"""Seconds in which a client that is asked to leave its fleet does so."""
+_ANSWER_S: Final = 8.0
+"""Seconds in which a client that is asked to leave its fleet begins to do so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,27 +467,35 @@ class FleetFolder:
         if owner == Owner.this_process():
             raise PoolStateError(self._held_words(holder))
 
-        async def has_left() -> bool | None:
-            return None if self.is_held() else True
+        asked = self.request("leave")
 
-        self.request("leave")
+        async def has_left() -> bool | None:
+            return True if not self.is_held() or self._holder() != holder else None
+
+        async def has_answered() -> bool | None:
+            return True if not asked.exists() else await has_left()
+
         try:
-            await wait_until(has_left, deadline_s=_LEAVE_S, interval_s=_POLL_S, what="its client to leave it")
+            await wait_until(has_answered, deadline_s=_ANSWER_S, interval_s=_POLL_S, what="its client to answer")
         except UnreachableError:
             if owner is None or owner.lives() is not True:
                 words = f"{self._held_words(holder)}. It does not answer, and cannot be ended from here"
                 raise PoolStateError(words) from None
             kill_process(owner.pid)
+        try:  # it may have machines to end, and outputs to fetch
+            await wait_until(has_left, deadline_s=_ENDING_S, interval_s=_POLL_S, what="its client to leave it")
+        except UnreachableError:
+            raise PoolStateError(f"{self._held_words(holder)}. It is leaving; try again later") from None
 
     # --- requests to who has it -------------------------------------------------------------------------------------
 
-    def request(self, verb: str, value: object = None) -> None:
-        """Ask the process that uses the fleet for something; it looks every second."""
+    def request(self, verb: str, value: object = None) -> Path:
+        """Ask the process that uses the fleet for something; it looks every second, and removes the returned file."""
         folder = self.path / _REQUESTS
         folder.mkdir(mode=0o700, exist_ok=True)
         new = folder / f".{verb}.{os.getpid()}"
         new.write_text(json.dumps(value), encoding="utf-8")
-        os.replace(new, folder / verb)
+        return new.replace(folder / verb)
 
     def take_requests(self) -> dict[str, Any]:
         """Return what this process is asked for, by verb, and forget it."""

@@ -145,7 +145,6 @@ class RunningPool:
             if not self._provider.this_machine:  # every machine gets it; the first is still to be bought or reached
                 asyncio.get_running_loop().run_in_executor(None, read_own_wheel)
             nodes = await self._open_fleet()
-            self._opened = True
             if self.jobs is not None:
                 self.jobs.open()
             self._bus.publish(PoolStarted(nodes, nodes * self._request.workers_per_node))
@@ -164,10 +163,12 @@ class RunningPool:
             await keeping.begin()
         if found is None:
             await self.fleet.start(self.scheduler)
+            self._opened = True
         else:
             if found.project != os.getcwd():
                 self._bus.publish(Notice(f"the kept fleet {found.name!r} was opened by a program in {found.project}"))
             await self.fleet.resume(self.scheduler, found, restart=self._restart, must_live=self._as_found)
+            self._opened = True  # from now on, its nodes have to be left
             if not self._as_found:
                 await self.fleet.scale(self._request.size_of_kept(len(found.nodes)), ())
         if keeping is not None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from skyward.api.pool import attach
+from skyward.base.waiting import wait_until
 from skyward.environment.bootstrap import Environment
 from skyward.environment.image import Image
 from skyward.errors import ConfigurationError, PoolStateError
@@ -276,12 +278,49 @@ def test_holder_that_does_not_answer_and_may_be_another_process_is_not_killed(
     (folder.path / "lock").write_text(json.dumps(values))
     killed: list[int] = []
     monkeypatch.setattr(fleet_record, "kill_process", killed.append)
-    monkeypatch.setattr(fleet_record, "_LEAVE_S", 0.01)
+    monkeypatch.setattr(fleet_record, "_ANSWER_S", 0.01)
     monkeypatch.setattr(fleet_record, "_PATIENCE_S", 0.01)
 
     with pytest.raises(PoolStateError, match="does not answer, and cannot be ended from here"):
         asyncio.run(FleetFolder("llm").hold(takeover=True))
     assert killed == []
+
+
+async def test_holder_that_has_answered_may_take_its_time_to_leave(
+    folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = json.loads((folder.path / "lock").read_text())
+    values["owner"]["pid"] = 1
+    (folder.path / "lock").write_text(json.dumps(values))
+    killed: list[int] = []
+    monkeypatch.setattr(fleet_record, "kill_process", killed.append)
+    monkeypatch.setattr(Owner, "lives", lambda _owner: True)
+    monkeypatch.setattr(fleet_record, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(fleet_record, "_ANSWER_S", 0.5)
+    other = FleetFolder("llm")
+    taking = asyncio.ensure_future(other.hold(takeover=True))
+
+    async def asked() -> bool | None:
+        return "leave" in folder.take_requests() or None
+
+    await wait_until(asked, deadline_s=30, interval_s=0.01, what="the request")
+    await asyncio.sleep(0.7)
+    folder.release()
+    await taking
+    other.release()
+
+    assert killed == []
+
+
+def test_attaching_to_a_fleet_that_has_ended_meanwhile_buys_nothing(folder: FleetFolder) -> None:
+    folder.write(kept_record(kept_node()))
+    folder.release()
+    pool = attach("llm", display="quiet")
+    folder.forget()
+
+    with pytest.raises(PoolStateError, match="no kept fleet 'llm'"):
+        pool.open()
+    assert Ledger.of_user().entries() == ()
 
 
 # --- the keeper -----------------------------------------------------------------------------------------------------
