@@ -161,6 +161,7 @@ class _Server(LaneServer):
 
     def __init__(self, worker: SimulatedWorker, work: Work) -> None:
         super().__init__(incarnation=worker.incarnation, blob_dirs=())
+        self._close_waker()  # no thread waits: thousands of these in a process would leave it no small descriptor
         self.begun = blank_mark()
         self._worker = worker
         self.runner = _Runner(self, lambda data: work(data, worker))

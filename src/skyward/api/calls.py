@@ -40,7 +40,7 @@ from skyward.api import misuse
 from skyward.distributed._gang import GANG_MARK, is_gang
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError
-from skyward.hidden_frames import from_callers_line, hide_frames
+from skyward.hidden_frames import from_callers_line, hide_frames, is_explained
 from skyward.request.checks import gibibytes, positive_number, refusal, refuse_unknown, whole_number
 from skyward.shipping.pickling import PLAIN_TYPES, pack, packing, unpack
 from skyward.submission import CallLimits, Invocation
@@ -61,6 +61,32 @@ R2 = TypeVar("R2")
 R3 = TypeVar("R3")
 R4 = TypeVar("R4")
 R5 = TypeVar("R5")
+U = TypeVar("U", bound=misuse.Unsent)
+A = TypeVar("A")
+
+
+def _runs_on_pool(operator: str) -> Callable[[Callable[[U, A], T]], Callable[[U, A], T]]:
+    """Decorate the method of ``>>`` or ``@`` that has its right operand, a pool, run what stands to the left.
+
+    Of an error, the caller's line is the last one of the traceback, unless the frames below it are of use.
+    """
+
+    def decorate(run: Callable[[U, A], T]) -> Callable[[U, A], T]:
+        @functools.wraps(run)
+        def called(pending: U, pool: A) -> T:
+            try:
+                if not hasattr(type(pool), "run_batch"):
+                    raise misuse.no_pool(pool, operator, pending.label)
+                return run(pending, pool)
+            except BaseException as error:
+                pending.mark_used()
+                if is_explained(error) or not hasattr(type(pool), "run_batch"):
+                    hide_frames(error)
+                raise
+
+        return called
+
+    return decorate
 
 
 class Runner(Protocol):
@@ -109,43 +135,33 @@ class PendingCompute(misuse.Unsent, Generic[R]):
     """Place of a call that nothing has used yet, for the warning of a call that is dropped unsent."""
 
     @overload
-    def __rshift__(self: PendingCompute[Never], pool: Runner) -> R: ...  # also what a type checker knows nothing of
+    def __rshift__(self: PendingCompute[Never], pool: Runner, /) -> R: ...  # also what a type checker knows nothing of
     @overload
-    def __rshift__(self: PendingCompute[Generator[T, Any, Any]], pool: Runner) -> Stream[T]: ...
+    def __rshift__(self: PendingCompute[Generator[T, Any, Any]], pool: Runner, /) -> Stream[T]: ...
     @overload
-    def __rshift__(self: PendingCompute[Iterator[T]], pool: Runner) -> Stream[T]: ...
+    def __rshift__(self: PendingCompute[Iterator[T]], pool: Runner, /) -> Stream[T]: ...
     @overload
-    def __rshift__(self, pool: Runner) -> R: ...
-    def __rshift__(self, pool: Runner) -> Any:
+    def __rshift__(self, pool: Runner, /) -> R: ...
+    @_runs_on_pool(">>")
+    def __rshift__(self, pool: Runner, /) -> Any:
         """Run the call on one worker and return its result: ``call >> pool``.
 
         The result of a generator is the :class:`~skyward.Stream` of its items, at once.
         """
-        try:
-            if not hasattr(type(pool), "run_batch"):
-                raise misuse.no_pool(pool, ">>", self.label)
-            return pool.run(self)
-        except BaseException as error:
-            misuse.leave_to_caller(self, error, pool)
-            raise
+        return pool.run(self)
 
     @overload
-    def __matmul__(self: PendingCompute[Never], pool: Runner) -> tuple[R, ...]: ...
+    def __matmul__(self: PendingCompute[Never], pool: Runner, /) -> tuple[R, ...]: ...
     @overload
-    def __matmul__(self: PendingCompute[Generator[T, Any, Any]], pool: Runner) -> tuple[Stream[T], ...]: ...
+    def __matmul__(self: PendingCompute[Generator[T, Any, Any]], pool: Runner, /) -> tuple[Stream[T], ...]: ...
     @overload
-    def __matmul__(self: PendingCompute[Iterator[T]], pool: Runner) -> tuple[Stream[T], ...]: ...
+    def __matmul__(self: PendingCompute[Iterator[T]], pool: Runner, /) -> tuple[Stream[T], ...]: ...
     @overload
-    def __matmul__(self, pool: Runner) -> tuple[R, ...]: ...
-    def __matmul__(self, pool: Runner) -> tuple[Any, ...]:
+    def __matmul__(self, pool: Runner, /) -> tuple[R, ...]: ...
+    @_runs_on_pool("@")
+    def __matmul__(self, pool: Runner, /) -> tuple[Any, ...]:
         """Run the call once on every worker and return the results by (node, worker): ``call @ pool``."""
-        try:
-            if not hasattr(type(pool), "run_batch"):
-                raise misuse.no_pool(pool, "@", self.label)
-            return pool.broadcast(self)
-        except BaseException as error:
-            misuse.leave_to_caller(self, error, pool)
-            raise
+        return pool.broadcast(self)
 
     def options(
         self,
@@ -248,23 +264,16 @@ class PendingStream(PendingCompute[Iterator[T]]):
 
     __slots__ = ()
 
-    def __rshift__(self, pool: Runner) -> Stream[T]:
+    @_runs_on_pool(">>")
+    def __rshift__(self, pool: Runner, /) -> Stream[T]:
         """Run the generator on one worker; return the stream of its items at once: ``call >> pool``."""
-        (stream,) = self._streams(pool, ">>")
+        (stream,) = pool.run_generator(self)
         return stream
 
-    def __matmul__(self, pool: Runner) -> tuple[Stream[T], ...]:
+    @_runs_on_pool("@")
+    def __matmul__(self, pool: Runner, /) -> tuple[Stream[T], ...]:
         """Run the generator on every worker; return the streams of their items by (node, worker): ``call @ pool``."""
-        return self._streams(pool, "@")
-
-    def _streams(self, pool: Runner, operator: str) -> tuple[Stream[T], ...]:
-        try:
-            if not hasattr(type(pool), "run_generator"):
-                raise misuse.no_pool(pool, operator, self.label)
-            return pool.run_generator(self, everywhere=operator == "@")
-        except BaseException as error:
-            misuse.leave_to_caller(self, error, pool)
-            raise
+        return pool.run_generator(self, everywhere=True)
 
     def invocation(self) -> Invocation:
         """Raise: a generator has items, and no result for a future or a batch."""
@@ -292,15 +301,10 @@ class PendingBatch(misuse.Unsent, Generic[*Ts]):
     calls: tuple[PendingCompute[Any], ...]
     return_exceptions: bool = False
 
-    def __rshift__(self, pool: Runner) -> tuple[*Ts]:
+    @_runs_on_pool(">>")
+    def __rshift__(self, pool: Runner, /) -> tuple[*Ts]:
         """Run the calls in parallel: ``batch >> pool``; the first failure is raised at once."""
-        try:
-            if not hasattr(type(pool), "run_batch"):
-                raise misuse.no_pool(pool, ">>", self.label)
-            return pool.run_batch(self)
-        except BaseException as error:
-            misuse.leave_to_caller(self, error, pool)
-            raise
+        return pool.run_batch(self)
 
     @property
     def label(self) -> str:
@@ -355,15 +359,10 @@ class PendingResults(misuse.Unsent, Generic[R]):
     return_exceptions: bool = False
     ordered: bool = True
 
-    def __rshift__(self, pool: Runner) -> Stream[R]:
+    @_runs_on_pool(">>")
+    def __rshift__(self, pool: Runner, /) -> Stream[R]:
         """Run the calls while their results are read; return the stream of the results at once."""
-        try:
-            if not hasattr(type(pool), "run_as_read"):
-                raise misuse.no_pool(pool, ">>", self.label)
-            return pool.run_as_read(self)
-        except BaseException as error:
-            misuse.leave_to_caller(self, error, pool)
-            raise
+        return pool.run_as_read(self)
 
     @property
     def label(self) -> str:

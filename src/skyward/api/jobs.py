@@ -330,13 +330,13 @@ class Job:
         where = f"node {outcome.node}, worker {outcome.worker} (job {self.id})"
         try:
             return outcome_value(outcome, where=where)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, SerializationError) as error:
             if outcome.end is not JobEnd.VALUE:
                 raise
             raise SerializationError(
-                f"the result of job {self.id} refers to something that this program does not have: {error}. Run it "
-                f"where {self.label}'s module can be imported, such as in its project's folder; the result stays in "
-                f"{folder.outcome(index)}"
+                f"the result of job {self.id} refers to something that this program does not have: "
+                f"{error.__cause__ or error}. Read it in a program that defines it or can import it, such as that of "
+                f"{self.label}, or one in its project's folder; the result stays in {folder.outcome(index)}"
             ) from error
 
     def _value_or_error(self, index: int) -> Any:

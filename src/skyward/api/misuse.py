@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
 
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError, UnsentCallWarning
-from skyward.hidden_frames import from_callers_line, hide_frames, is_explained
+from skyward.hidden_frames import from_callers_line, hide_frames
 from skyward.request.checks import refuse_unknown
 from skyward.shipping.pickling import add_note
 from skyward.submission import OPERATIONS, refuse_operations
@@ -375,13 +375,6 @@ def warn_unsent(label: str, site: CallSite) -> None:
     _warned.add(key)
     message = f"{label}(...) was never sent to a pool, and has not run; {_run_it(label)}"
     warnings.warn_explicit(message, UnsentCallWarning, code.co_filename, line)
-
-
-def leave_to_caller(pending: Unsent, error: BaseException, pool: object) -> None:
-    """Let the caller's line be the last one of the traceback, unless the frames below it are of use."""
-    pending.mark_used()
-    if is_explained(error) or not _is_pool(pool):
-        hide_frames(error)
 
 
 def not_pending(*operands: object) -> TypeError:

@@ -44,7 +44,6 @@ from skyward.events.bus import EventBus
 from skyward.events.log_files import KeptLines
 from skyward.events.snapshot import PoolSnapshot
 from skyward.hidden_frames import hide_frames, is_explained, without_frames
-from skyward.ledger.fleet_record import FleetFolder, changes_to, no_such_fleet
 from skyward.ledger.ownership import PoolFolder
 from skyward.providers.base import Provider, checked_provider
 from skyward.providers.registry import make_provider
@@ -67,6 +66,7 @@ from skyward.submission import (
 if TYPE_CHECKING:
     from skyward.api.jobs import Job
     from skyward.api.streams import Stream
+    from skyward.ledger.fleet_record import FleetFolder
     from skyward.scheduling.running_pool import PoolParts, RunningPool
 
 __all__ = ["ComputePool", "attach", "current_pool"]
@@ -190,6 +190,8 @@ class ComputePool(CallsByFunction):
     @classmethod
     def of_kept(cls, name: str, *, display: str, on_event: Callback | None, takeover: bool) -> Self:
         """See :func:`attach`."""
+        from skyward.ledger.fleet_record import FleetFolder, no_such_fleet
+
         record = FleetFolder(name).read()
         if record is None or not record.nodes:
             raise no_such_fleet(name)
@@ -354,6 +356,8 @@ class ComputePool(CallsByFunction):
         """Return the folder of the kept fleet, which this process holds from now on; None without a name."""
         if not self._request.name:
             return None
+        from skyward.ledger.fleet_record import FleetFolder
+
         folder, loop = FleetFolder(self._request.name), acquire_loop()
         try:
             loop.call(folder.hold(takeover=self._takeover))
@@ -371,6 +375,7 @@ class ComputePool(CallsByFunction):
         stack.callback(release)
         stack.enter_context(raised_descriptor_limit())
         start_template(self._provider, self._request)
+        from skyward.ledger.fleet_record import no_such_fleet
         from skyward.scheduling.running_pool import PoolParts
 
         loop = acquire_loop()
@@ -399,6 +404,8 @@ class ComputePool(CallsByFunction):
             request = with_environment(
                 request, self._provider, names=self._names, report=lambda text: base.bus.publish(Notice(text))
             )
+            from skyward.ledger.fleet_record import changes_to
+
             restart = changes_to(base.record, request, self._provider)
         from skyward.scheduling.running_pool import RunningPool
 
@@ -474,7 +481,10 @@ class ComputePool(CallsByFunction):
         """
         running = self._ready
         if not isinstance(call, PendingCompute | PendingBatch):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise not_a_call(call)
+            raise ConfigurationError(
+                "spawn takes a call of a function that returns, such as spawn(f(x)), or a gather without stream=True; "
+                f"got {type(call).__name__}"
+            )
         if running.jobs is None:
             call.mark_used()
             raise ConfigurationError(

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import platformdirs
+
 from skyward.errors import ConfigurationError
 from skyward.request.includes import files_below, pack_files
 from skyward.submission import Invocation
@@ -33,12 +35,14 @@ class Script:
         name: path of the script in the archive; its first part is the project's folder.
         folder: path of the folder there in which it begins, if that is not the project's.
         arguments: its arguments.
+        project: the project's folder here.
         has_header: whether it states its own requirements (PEP 723).
         archive: the project's files, as a compressed tar archive.
     """
 
     name: str
     folder: str
+    project: str
     arguments: tuple[str, ...] = ()
     has_header: bool = False
     archive: bytes = field(repr=False)
@@ -57,6 +61,11 @@ def read_script(path: Path, arguments: Sequence[str] = ()) -> Script:
         raise ConfigurationError(f"script: there is no file {path}")
     header = script_header(script.read_text(encoding="utf-8", errors="replace"), str(path))
     project = project_of(script)
+    if project == Path.home().resolve() or _state_folder().is_relative_to(project):
+        raise ConfigurationError(
+            f"script: all of {project} would go along with {path}, keys of fleets included: put the script into a "
+            "folder of its own; that of a project has a pyproject.toml, or is a git repository"
+        )
     files = files_below(project)
     size = sum(file.path.stat().st_size for file in files if not file.link and file.path.is_file())
     if size > _PROJECT_BYTES:
@@ -70,10 +79,15 @@ def read_script(path: Path, arguments: Sequence[str] = ()) -> Script:
     return Script(
         name=_inside(project, script),
         folder=_inside(project, here if here.is_relative_to(project) else project),
+        project=str(project),
         arguments=tuple(arguments),
         has_header=header is not None,
         archive=archive.getvalue(),
     )
+
+
+def _state_folder() -> Path:
+    return platformdirs.user_state_path("skyward").resolve()
 
 
 def _inside(project: Path, path: Path) -> str:

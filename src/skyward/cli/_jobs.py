@@ -14,16 +14,17 @@ from typing import Any, Final
 
 import click
 
-from skyward.api.jobs import fetch_results, job, jobs, spawn_calls
+from skyward.api.jobs import JobState, fetch_results, job, jobs, spawn_calls
 from skyward.api.script import read_script, script_invocation
 from skyward.cli._base import FAILED, Answer, Rows, answers, moment
 from skyward.display.words import duration
-from skyward.errors import ConfigurationError, PoolStateError
-from skyward.ledger.fleet_record import FleetFolder
-from skyward.ledger.job_folders import job_name_of
+from skyward.errors import PoolStateError, SerializationError
+from skyward.ledger.fleet_record import FleetFolder, no_such_fleet
+from skyward.ledger.job_folders import job_folders, job_name_of
 
 _SIGNALLED: Final = 128
 """Exit code of a program that a signal has ended, less that signal's number."""
+_OVER: Final = (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
 
 
 @click.command(name="jobs")
@@ -32,6 +33,8 @@ _SIGNALLED: Final = 128
 @answers
 def list_jobs(*, pool: str | None, fetch: bool) -> Answer:
     """List the jobs of a kept pool, or of all: state, how many calls are over, and since when."""
+    if pool and not job_folders(pool) and not FleetFolder(pool).pool_id():
+        raise no_such_fleet(pool)
     if fetch:
         for name in [pool] if pool else {each.pool for each in jobs()}:
             fetch_results(name)
@@ -72,7 +75,7 @@ def result(*, name: str, pool: str | None, to: Path | None, wait: bool) -> Answe
     except TimeoutError:
         text = f"job {name} is {found.state.value}, not over; --wait waits for it"
         return Answer(document={"job": name, "error": text}, text=[text], exit_code=FAILED)
-    except PoolStateError:
+    except (PoolStateError, SerializationError):
         raise
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
@@ -117,9 +120,15 @@ def _as_json(value: object) -> Any:
 @answers
 def cancel(*, names: Sequence[str], pool: str | None) -> Answer:
     """Cancel jobs: calls that wait do not begin, running ones are ended."""
+    text: list[str] = []
+    cancelled: list[str] = []
     for found in [job(name, pool=pool) for name in names]:
+        before = found.state
         found.cancel()
-    return Answer(document={"cancelled": list(names)}, text=[f"cancelled {', '.join(names)}"])
+        if before not in _OVER:
+            cancelled.append(found.id)
+        text.append(f"{found.id}: {f'was {before.value} already' if before in _OVER else 'cancelled'}")
+    return Answer(document={"cancelled": cancelled}, text=text)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -139,12 +148,16 @@ def run(*, script: Path, arguments: Sequence[str], pool: str, name: str | None, 
     as_json: bool = click.get_current_context().params["as_json"]
     record = FleetFolder(pool).read()
     if record is None:
-        raise ConfigurationError(f"--on: there is no kept pool {pool!r}; `skyward ls` lists those that exist")
+        raise no_such_fleet(pool)
     shipped = read_script(script, arguments)
     name = name or job_name_of(script.stem)
     call = script_invocation(shipped, name, retries=retries)
     spawned = spawn_calls([call], fleet=pool, pool_id=record.pool_id, name=name)
-    click.echo(f"Job {name} runs on {pool}; `skyward logs {pool} {name} -f` follows it, also later.", err=True)
+    click.echo(
+        f"Job {name} is on {pool}, with the files of {shipped.project}, and runs once a worker is free; "
+        f"`skyward logs {pool} {name} -f` follows it, also later.",
+        err=True,
+    )
     if detach:
         return Answer(document={"job": name, "pool": pool})
     try:

@@ -27,7 +27,7 @@ from skyward.ledger.fleet_record import FleetFolder, kept_fleets, no_such_fleet
 from skyward.ledger.job_folders import job_folders
 from skyward.ledger.keeper import end_fleet
 from skyward.ledger.ledger import Ledger, LedgerEntry
-from skyward.ledger.ownership import is_in_use, known_folders
+from skyward.ledger.ownership import Moment, is_in_use, known_folders
 from skyward.ledger.sweep import Presence, Sweep, SweepReport, Unknown, look_up, settings_text
 from skyward.providers.base import InstanceState
 from skyward.providers.registry import provider_settings
@@ -132,7 +132,7 @@ def _fleet(folder: FleetFolder) -> dict[str, Any]:
     if in_use or until is None:
         words = f"in use, then for {kept}"
     elif until.left_s > 0:
-        words = f"until {time.strftime('%H:%M', time.localtime(time.time() + until.left_s))}"
+        words = f"until {_time(until)}"
     else:
         words = f"until its jobs are over, and {kept}"
     return facts | {
@@ -145,6 +145,10 @@ def _fleet(folder: FleetFolder) -> dict[str, Any]:
         "kept_until": None if in_use or until is None else moment(time.time() + until.left_s),
         "words": words,
     }
+
+
+def _time(moment: Moment) -> str:
+    return time.strftime("%H:%M", time.localtime(time.time() + moment.left_s))
 
 
 def _span(seconds: float) -> str:
@@ -226,10 +230,18 @@ def _sweep_text(report: SweepReport, document: dict[str, Any]) -> Iterator[str]:
     for reason in dict.fromkeys(report.unasked):
         yield f"no search for unknown machines: {reason}"
     for entry in {entry.purchase.pool_id: entry for entry in report.spared}.values():
-        yield f"spared   {entry.purchase.pool_id}: its owner {_SPARED[entry.owner and entry.owner.lives()]}"
+        yield f"spared   {entry.purchase.pool_id}: {_why_spared(entry)}"
     yield _summary(document)
     if any(not machine.ended and not machine.reason for machine in report.unknown):
         yield "Unknown machines may be in another computer's ledger; `skyward sweep --unknown` ends them."
+
+
+def _why_spared(entry: LedgerEntry) -> str:
+    lives, until = entry.owner and entry.owner.lives(), entry.kept_until
+    if lives or until is None:
+        return f"its owner {_SPARED[lives]}"
+    limit = f"until {_time(until)}" if until.left_s > 0 else "until its jobs are over"
+    return f"it is kept {limit}; `skyward down {entry.purchase.pool_id}` ends it"
 
 
 def _outcomes(report: SweepReport) -> Iterator[str]:
@@ -282,6 +294,7 @@ def _details(entry: LedgerEntry, presence: Presence, now: float) -> dict[str, An
         "price_per_hour": entry.purchase.price_per_hour,
         "cost": entry.cost(now),
         "owner": None if owner is None else {"pid": owner.pid, "host": owner.host, "alive": owner.lives()},
+        "kept": entry.owner_lives() is True and not (owner and owner.lives()),
     }
 
 
@@ -313,6 +326,8 @@ def _row(entry: LedgerEntry, machine: dict[str, Any]) -> tuple[str, ...]:
         words = f"ended {moment(entry.closed_at)}"
     elif owner is None:
         words = "unknown"
+    elif machine["kept"]:
+        words = "kept without one"
     else:
         dead = "removes it from this list" if entry.gone_at is not None else "ends its machines"
         place = "in another container" if owner["host"] == socket.gethostname() else f"on {owner['host']}"

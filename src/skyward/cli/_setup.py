@@ -139,7 +139,7 @@ def _ledger() -> Iterator[Finding]:
     except SkywardError as error:
         yield _finding("ledger", str(error), "see the message: no pool opens without the ledger", fails=True)
         return
-    dead = [entry for entry in entries if entry.owner is not None and entry.owner.lives() is False]
+    dead = [entry for entry in entries if entry.owner_lives() is False]
     text = f"{ledger.path}, {plural(len(entries), 'machine')} open, {len(dead)} with a dead owner"
     yield _finding("ledger", text, "`skyward sweep` ends those" if dead else "")
 

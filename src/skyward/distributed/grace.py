@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -144,6 +145,7 @@ class CallGrace:
         global _grace
         self._pid, _grace = os.getpid(), self
         if threading.current_thread() is threading.main_thread():
+            assert sys.platform != "win32"  # nodes run elsewhere
             # SIGURG: no system sends it unasked, and by default it does nothing. It ends a sleep or a wait, too.
             self._handler = signal.signal(signal.SIGURG, self._interrupt)
             self._thread = threading.get_ident()
@@ -153,6 +155,7 @@ class CallGrace:
         global _grace  # noqa: PLW0603 - as above
         _grace = None
         if self._thread:
+            assert sys.platform != "win32"
             signal.signal(signal.SIGURG, self._handler)
 
     @property
@@ -291,6 +294,7 @@ class CallGrace:
         if handlers:
             self._tell(call, call.limit, handlers)
         if call.grace_s and call is self._call and self._thread:
+            assert sys.platform != "win32"
             call.interruption = _time_limit(call)
             signal.pthread_kill(self._thread, signal.SIGURG)
 

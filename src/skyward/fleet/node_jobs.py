@@ -92,8 +92,17 @@ class NodeJobs:
             self._env |= added_packages(self._env)
 
     async def add(self, job: str, calls: bytes | memoryview, *, runs: int = 0) -> None:
-        """Store calls, of which the first ``runs`` runs are used up; workers begin with them at once."""
-        await self._ask("add", job, *(("--runs", str(runs)) if runs else ()), stdin=calls)
+        """Store calls, of which the first ``runs`` runs are used up; workers begin with them at once.
+
+        Raises:
+            UnreachableError: the machine has them, and nothing of its node runs any more.
+        """
+        answer = await self._ask("add", job, *(("--runs", str(runs)) if runs else ()), stdin=calls)
+        if not answer["served"]:
+            raise UnreachableError(
+                f"job {job}: node {self.node} of its fleet does not run any more; the job waits for the next program "
+                "that opens the fleet, and ends if there is none in time (`skyward ls`)"
+            )
 
     async def states(self, *job: str) -> Mapping[str, Mapping[int, JobCallState]]:
         """Return the states of all calls, by job and index; of one ``job`` only, if it is given."""

@@ -41,8 +41,6 @@ _TICK_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 60.0
 _CHECK_S: Final = 60.0
 _AGAIN_S: Final = 60.0
-# A program of its own, as what it needs is above this module.
-_FETCH: Final = "import sys; from skyward.api.jobs import fetch_results; fetch_results(sys.argv[1])"
 _FETCHES: Final = 0.3
 """Part of the time that a fleet is kept between two looks for results."""
 _FETCH_S: Final = 600.0
@@ -154,8 +152,8 @@ class Keeper:
         if now < self._fetch_at or not any(folder.unfetched() for folder in jobs):
             return
         self._fetch_at = now + min(record.keep_s * _FETCHES, _LONGEST_PAUSE_S)
-        argv = (sys.executable, "-P", "-c", _FETCH, record.name)
-        process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.DEVNULL)
+        argv = (sys.executable, "-P", "-m", "skyward", "jobs", record.name, "--fetch")
+        process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         try:
             async with asyncio.timeout(_FETCH_S):
                 await process.wait()

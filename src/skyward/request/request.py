@@ -285,6 +285,8 @@ def _kept(name: object, keep: object) -> dict[str, Any]:
 
 
 def _node_range(nodes: object, idle: object) -> NodeRange | None:
+    if isinstance(nodes, list | range):
+        raise refusal("nodes", "a whole number ≥ 1, or a minimum and a maximum such as (0, 8)", cast("object", nodes))
     if not isinstance(nodes, tuple):
         if idle is not None:
             raise ConfigurationError(
@@ -294,7 +296,8 @@ def _node_range(nodes: object, idle: object) -> NodeRange | None:
     limits = cast("tuple[object, ...]", nodes)
     if len(limits) != _LIMITS:
         raise refusal("nodes", "a number, or a minimum and a maximum such as (0, 8)", limits)
-    minimum, maximum = whole_number("the minimum of nodes", limits[0], minimum=0), checked_nodes(limits[1])
+    minimum = whole_number("the minimum of nodes", limits[0], minimum=0)
+    maximum = whole_number("the maximum of nodes", limits[1])
     if minimum > maximum:
         raise ConfigurationError(f"nodes must be (minimum, maximum), such as {(maximum, minimum)}, got {limits!r}")
     return NodeRange(minimum=minimum, maximum=maximum, idle_s=duration("idle", "5m" if idle is None else idle))

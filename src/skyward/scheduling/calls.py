@@ -12,14 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pickle import UnpicklingError
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from skyward.base.platform import allocate_memory
 from skyward.errors import PoolStateError, SerializationError, WorkerLostError
 from skyward.events import Callback, Error, LogLine, Progress, SkywardEvent
 from skyward.events.log_files import record_line
 from skyward.hidden_frames import hide_frames, is_explained
-from skyward.scheduling.checkpoints import Checkpoint
 from skyward.scheduling.dispatch_and_retries import CallState, WorkerId
 from skyward.scheduling.mapped_results import MappedResults
 from skyward.shipping.blobs import Blob, Stored
@@ -30,6 +29,9 @@ from skyward.shipping.remote_exceptions import unpack_error
 from skyward.submission import ArgumentMemo, CallFuture, CallLimits, Invocation, bearable, named
 from skyward.wire import messages
 from skyward.wire.printed_lines import Reassembler
+
+if TYPE_CHECKING:  # what copies checkpoints needs all of a node: opening a pool loads that in time
+    from skyward.scheduling.checkpoints import Checkpoint
 
 _FAILURE_CHARACTERS: Final = 200
 _SHOWN_AFTER_S: Final = 0.5  # only work that lasts longer publishes progress

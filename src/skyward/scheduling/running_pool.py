@@ -144,7 +144,12 @@ class RunningPool:
             spending.watch()
             if not self._provider.this_machine:  # every machine gets it; the first is still to be bought or reached
                 asyncio.get_running_loop().run_in_executor(None, read_own_wheel)
-            nodes = await self._open_fleet()
+            if self._keeping is None:
+                await self.fleet.start(self.scheduler)
+                self._opened = True
+            else:
+                await self._open_kept_fleet(self._keeping)
+            nodes = len(self.fleet.wanted)
             if self.jobs is not None:
                 self.jobs.open()
             self._bus.publish(PoolStarted(nodes, nodes * self._request.workers_per_node))
@@ -156,11 +161,10 @@ class RunningPool:
                 raise self._spent from error
             raise
 
-    async def _open_fleet(self) -> int:
-        """Bring the fleet up, or take over a kept one; return the number of its nodes."""
-        found, keeping = self._found, self._keeping
-        if keeping is not None:
-            await keeping.begin()
+    async def _open_kept_fleet(self, keeping: FleetKeeping) -> None:
+        """Bring a fleet up that is kept, or take over the one that was found."""
+        found = self._found
+        await keeping.begin()
         if found is None:
             await self.fleet.start(self.scheduler)
             self._opened = True
@@ -171,12 +175,9 @@ class RunningPool:
             self._opened = True  # from now on, its nodes have to be left
             if not self._as_found:
                 await self.fleet.scale(self._request.size_of_kept(len(found.nodes)), ())
-        if keeping is not None:
-            if found is not None and not self._as_found:
                 keeping.asked_for(self._request, machines=self._machine_parts(), applied=parts_for_nodes(self._request))
-            await keeping.settle()
-            self._watching = asyncio.create_task(self._watch_requests())
-        return len(self.fleet.wanted)
+        await keeping.settle()
+        self._watching = asyncio.create_task(self._watch_requests())
 
     async def _watch_requests(self) -> None:
         """Do what other processes ask of the client of a kept fleet."""

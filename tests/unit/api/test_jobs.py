@@ -224,5 +224,5 @@ def test_a_class_that_this_program_lacks_is_named(node: StoreNode) -> None:
     node.store.finish(node.begin("run-7"), outcome)
     del sys.modules["train_of_yesterday"]
 
-    with pytest.raises(SerializationError, match=r"job run-7 refers to .*'train_of_yesterday'.*double's module"):
+    with pytest.raises(SerializationError, match=r"job run-7 refers to .*'train_of_yesterday'.*such as that of double"):
         job.result()

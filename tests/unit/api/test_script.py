@@ -158,6 +158,19 @@ def test_the_home_folder_is_no_project(tmp_path: Path, monkeypatch: pytest.Monke
     assert project_of(tmp_path / "a/train.py") == tmp_path / "a"
 
 
+@pytest.mark.parametrize("script", ["train.py", "state/train.py"])
+def test_a_script_takes_neither_the_home_folder_nor_the_state_folder_along(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    (tmp_path / script).write_text("")
+
+    with pytest.raises(ConfigurationError, match=r"would go along .*: put the script into a folder of its own"):
+        read_script(tmp_path / script)
+
+
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no file"):
         read_script(tmp_path / "none.py")

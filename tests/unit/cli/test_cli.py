@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -27,7 +28,7 @@ from skyward.cli._setup import _requirement
 from skyward.environment.installed import Distribution, Origin
 from skyward.environment.local_wheels import local_wheel
 from skyward.ledger.ledger import Ledger, Purchase
-from skyward.ledger.ownership import Owner
+from skyward.ledger.ownership import Moment, Owner
 from skyward.machine.local import LocalAccess
 from skyward.providers.base import Instance, LaunchOrder
 from skyward.providers.local import Local
@@ -221,6 +222,19 @@ def test_ls_lists_open_machines_with_cost_and_owner(launch: Callable[..., list[I
     assert "dead: `skyward sweep` ends its machines" in said
     assert f"{ALIVE.pid}, alive" in said
     assert "3 machines, $6.00" in said
+
+
+def test_a_kept_machine_is_no_leftover(launch: Callable[..., list[Instance]], ledger: Ledger) -> None:
+    launch("a", "b")
+    ledger.keep_pool("sky-1", Moment.after(600), keys=["a"])
+
+    kept, left = [line for line in run("ls").output.splitlines() if "sky-1" in line]
+    said = run("sweep").output
+
+    assert "kept without one" in kept
+    assert "dead" in left
+    assert re.search(r"spared   sky-1: it is kept until \d\d:\d\d; `skyward down sky-1` ends it", said)
+    assert "0 with a dead owner" in run("doctor").output
 
 
 def test_ls_asks_the_provider_what_is_still_there(

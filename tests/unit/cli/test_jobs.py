@@ -15,7 +15,7 @@ from skyward.cli import main
 from skyward.events import LogLine
 from skyward.ledger.job_folders import JobRecord, make_folder
 from skyward.shipping.job_file import JobEnd, JobOutcome, outcome_parts
-from skyward.shipping.pickling import pack_result
+from skyward.shipping.pickling import Packed, pack_result
 from skyward.shipping.remote_exceptions import pack_error
 
 
@@ -51,7 +51,8 @@ def job(name: str, value: object = None, *, calls: int = 1, fetched: int = 1, fl
         if isinstance(value, Exception):
             outcome = JobOutcome(end=JobEnd.ERROR, error=pack_error(value), **facts)
         else:
-            outcome = JobOutcome(end=JobEnd.VALUE, result=pack_result(value, what="it"), **facts)
+            result = value if isinstance(value, Packed) else pack_result(value, what="it")
+            outcome = JobOutcome(end=JobEnd.VALUE, result=result, **facts)
         folder.outcome(index).write_bytes(b"".join(outcome_parts(outcome)))
         line = LogLine(0, "i-0", f"step {index}", 1.0, 0, name)
         folder.output(index).write_text(json.dumps([*vars(line).values()]) + "\n")
@@ -75,8 +76,25 @@ def test_jobs_are_listed_within_80_columns() -> None:
 
 
 def test_no_jobs() -> None:
-    assert "The pool 'llm' has no jobs." in run("jobs", "llm").stdout
+    assert "no kept fleet 'llm'" in run("jobs", "llm").stderr
     assert "pool.spawn" in run("jobs").stdout
+
+
+def test_cancelling_a_job_that_is_over_says_so() -> None:
+    job("run-7", {"loss": 0.1})
+
+    assert run("cancel", "run-7").stdout == "run-7: was finished already\n"
+    assert json.loads(run("cancel", "run-7", "--json").stdout) == {"cancelled": []}
+
+
+def test_a_result_of_a_class_that_is_not_here_is_no_failure_of_its_job() -> None:
+    job("own", Packed(data=b"\x80\x05c__main__\nKept\n."))
+
+    done = run("result", "own")
+
+    assert done.exit_code == 1
+    assert "failed" not in done.output
+    assert "Read it in a program that defines it" in done.stderr
 
 
 def test_a_result_is_printed_or_written(tmp_path: Path) -> None:
@@ -122,4 +140,4 @@ def test_a_script_needs_a_kept_pool(tmp_path: Path) -> None:
     done = run("run", "train.py", "--on", "llm", "--epochs", "3")
 
     assert done.exit_code == 1
-    assert "there is no kept pool 'llm'" in done.stderr
+    assert "no kept fleet 'llm'" in done.stderr

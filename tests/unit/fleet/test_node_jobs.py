@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from skyward.environment.bootstrap import Environment
+from skyward.errors import UnreachableError
 from skyward.events import LogLine
 from skyward.events.log_files import KeptLines
 from skyward.fleet.node_jobs import RUNNING, WAITING, JobRefusedError, NodeJobs
@@ -19,8 +21,12 @@ from skyward.submission import Invocation
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> JobStore:
-    return JobStore(tmp_path / "node" / JOBS_FOLDER)
+def store(tmp_path: Path) -> Iterator[JobStore]:
+    """The store of a node whose supervisor runs."""
+    store = JobStore(tmp_path / "node" / JOBS_FOLDER)
+    (tmp_path / "node").mkdir()
+    with open(store.open_wake(), "rb", buffering=0):
+        yield store
 
 
 @pytest.fixture
@@ -66,6 +72,13 @@ async def test_a_job_from_its_addition_to_its_outcome(node: NodeJobs, store: Job
     assert [call.state for call in (await node.states("run-7"))["run-7"].values()] == [JobEnd.VALUE, JobEnd.CANCELLED]
 
 
+async def test_a_node_that_has_ended_takes_calls_and_says_that_nobody_runs_them(node: NodeJobs) -> None:
+    with pytest.raises(UnreachableError, match="node 0 of its fleet does not run any more"):
+        await node.add("run-7", calls(1))
+    assert [call.state for call in (await node.states("run-7"))["run-7"].values()] == [WAITING]
+
+
+@pytest.mark.usefixtures("store")
 async def test_refusals_have_a_kind(node: NodeJobs) -> None:
     content = calls(1)
     await node.add("run-7", content)

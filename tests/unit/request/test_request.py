@@ -105,7 +105,7 @@ def test_a_range_of_nodes_is_an_elastic_pool():
     ("nodes", "idle", "message"),
     [
         ((8, 2), None, r"^nodes must be \(minimum, maximum\), such as \(2, 8\), got \(8, 2\)$"),
-        ((0, 0), None, "^nodes must be a whole number ≥ 1, got 0$"),
+        ((0, 0), None, "^the maximum of nodes must be a whole number ≥ 1, got 0$"),
         ((-1, 2), None, "^the minimum of nodes must be a whole number ≥ 0, got -1$"),
         ((1, 2, 3), None, "^nodes must be a number, or a minimum and a maximum"),
         (2, "5m", "^idle='5m' needs a range such as"),

@@ -34,8 +34,7 @@ def _add(store: JobStore, order: argparse.Namespace) -> Answer:
     for index, pieces in split_calls(sys.stdin.buffer):
         store.add(order.job, index, pieces, runs=order.runs)
         added += 1
-    store.wake()
-    return {"added": added}
+    return {"added": added, "served": store.wake()}
 
 
 def _states(store: JobStore, order: argparse.Namespace) -> Answer:

@@ -15,6 +15,7 @@ call's state follows from the names, so a process that dies at any point leaves 
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import json
 import os
@@ -259,14 +260,17 @@ class JobStore:
             os.rename(self._folder / job, aside)
             shutil.rmtree(aside)
 
-    def wake(self) -> None:
-        """Have the node's workers look, if a supervisor is here."""
-        with suppress(OSError):  # there is none: the next one looks when it starts
+    def wake(self) -> bool:
+        """Have the node's workers look; return False if no supervisor is here: the next one looks when it starts."""
+        try:
             descriptor = os.open(self._folder / _WAKE, os.O_WRONLY | os.O_NONBLOCK)
             try:
                 os.write(descriptor, b"!")
             finally:
                 os.close(descriptor)
+        except OSError as error:  # with any other error it is full: the supervisor has yet to look
+            return error.errno not in (errno.ENOENT, errno.ENXIO, errno.EPIPE)
+        return True
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

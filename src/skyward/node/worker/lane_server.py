@@ -122,7 +122,7 @@ class LaneServer:
         self._woken, self._waker = os.pipe()
         self._own = Descriptors(self._woken, self._waker)
         self._starving_since = math.inf
-        weakref.finalize(self, _close, self._woken, self._waker)
+        self._close_waker = weakref.finalize(self, _close, self._woken, self._waker)
 
     async def serve(self, listening: socket.socket, tls: ssl.SSLContext) -> None:
         """Accept connections until cancelled."""

@@ -380,7 +380,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_the_commands_add_show_and_fetch_a_job(tmp_path: Path, command: _Commands) -> None:
     store = JobStore(tmp_path / "jobs")
     assert command("states") == {"jobs": {}}
-    assert command("add", "run", stdin=join_calls([(0, _call()), (4, _call())])) == {"added": 2}
+    assert command("add", "run", stdin=join_calls([(0, _call()), (4, _call())])) == {"added": 2, "served": False}
     claim = _claim(store)
     _print(store, claim, "hello")
     store.finish(claim, _value(claim))
