@@ -365,6 +365,12 @@ class FleetFolder:
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, self.path / _RECORD)
+        if sys.platform != "win32":
+            folder = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def forget(self) -> None:
         """Delete everything of a fleet that has ended, its keys first; fetched results of jobs stay. Idempotent."""

@@ -16,7 +16,7 @@ from skyward.scheduling.dispatch_and_retries import WorkerId
 from skyward.wire import messages
 
 _LOOK_S: Final = 5.0  # a wait that lasts longer looks again
-_UNREAD_CALLS: Final = 4096
+_UNREAD_CALLS: Final = 1024
 _UNREAD_BYTES: Final = 256 << 20
 
 

@@ -111,8 +111,8 @@ class JobOutcome:
     log_path: str = ""
 
 
-def job_call(invocation: Invocation, header: CallHeader | None = None, *, name: str = "") -> JobCall:
-    """Pickle a call for a job, called ``name`` in its lines. The limits of ``invocation`` are added to the header.
+def job_call(invocation: Invocation, *, name: str = "") -> JobCall:
+    """Pickle a call for a job, called ``name`` in its lines.
 
     Raises:
         SerializationError: its function or an argument cannot be pickled; the message names the part.
@@ -125,17 +125,19 @@ def job_call(invocation: Invocation, header: CallHeader | None = None, *, name: 
     arguments = pack_arguments(invocation.args, invocation.kwargs, label)
     sets = (packed.sources.sources for packed in (function, arguments) if packed.sources is not None)
     sources = {source.name: source for sources in sets for source in sources}
-    limits, base = invocation.limits, header or CallHeader()
-    facts = {each: getattr(base, each) for each in CallHeader.__slots__}
-    if limits is not None:
-        facts |= {"timeout_s": limits.timeout_s or 0.0, "grace_s": limits.grace_s or 0.0}
-        facts["memory_bytes"] = round((limits.memory_gib or 0.0) * _GIB)
+    header = CallHeader()
+    if (limits := invocation.limits) is not None:
+        header = CallHeader(
+            timeout_s=limits.timeout_s or 0.0,
+            grace_s=limits.grace_s or 0.0,
+            memory_bytes=round((limits.memory_gib or 0.0) * _GIB),
+        )
     return JobCall(
         label=label,
         function=function,
         arguments=arguments,
         sources=tuple(sources.values()),
-        header=CallHeader(**facts),
+        header=header,
         retries=invocation.retries,
         name=name,
     )

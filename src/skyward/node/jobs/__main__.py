@@ -68,11 +68,6 @@ def _cancel(store: JobStore, order: argparse.Namespace) -> Answer:
     return {"running": running}
 
 
-def _forget(store: JobStore, order: argparse.Namespace) -> Answer:
-    store.forget(order.job)
-    return {"forgotten": True}
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m skyward.node.jobs")
     parser.add_argument("workdir", type=Path)
@@ -90,7 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     verb(_output, "job", "index").add_argument("at", nargs="?", default="")
     verb(_results, "job")
     verb(_cancel, "job").add_argument("index", nargs="?", type=int)
-    verb(_forget, "job")
     return parser
 
 

@@ -20,7 +20,6 @@ import filecmp
 import json
 import os
 import re
-import shutil
 import time
 import uuid
 from collections import deque
@@ -245,20 +244,6 @@ class JobStore:
         if call.state is not CallStage.OVER:
             raise UnknownJobError(f"{job}/{index} has no outcome yet: it is {call.state}")
         return call.outcome
-
-    def forget(self, job: str) -> None:
-        """Remove everything of a job whose calls are over. Idempotent.
-
-        Raises:
-            ValueError: calls of it wait or run.
-        """
-        names = self._indices(job)
-        if any(CallFolder(self._folder / job / name).state in _UNFINISHED for name in names):
-            raise ValueError(f"job {job!r} is not over; cancel it first")
-        if names:
-            aside = self._folder / f".{uuid.uuid4().hex}"
-            os.rename(self._folder / job, aside)
-            shutil.rmtree(aside)
 
     def wake(self) -> bool:
         """Have the node's workers look; return False if no supervisor is here: the next one looks when it starts."""

@@ -16,7 +16,7 @@ import pytest
 from skyward.events import LogLine
 from skyward.events.log_files import KeptLines
 from skyward.node.jobs import __main__ as commands
-from skyward.node.jobs.store import CallStage, Claim, JobExistsError, JobStore, UnknownJobError
+from skyward.node.jobs.store import CallStage, Claim, JobExistsError, JobStore
 from skyward.shipping.job_file import (
     DamagedJobFileError,
     JobEnd,
@@ -191,24 +191,6 @@ def test_runs_on_other_nodes_count(tmp_path: Path) -> None:
 
     assert claim.attempt == 3
     assert not store.release(claim, _loss(claim)), "it was the last one"
-
-
-def test_a_job_that_is_over_can_be_forgotten_and_its_name_used_again(tmp_path: Path) -> None:
-    store = _store(tmp_path, 3)
-    with pytest.raises(ValueError, match="cancel it first"):
-        store.forget("run")
-    claim = _claim(store)
-    store.finish(claim, _value(claim))
-    assert store.unfinished() == 0
-
-    store.forget("run")
-    store.forget("run")  # again: the answer may be lost
-    with pytest.raises(UnknownJobError):
-        store.cancel("run", 0)
-    store.add("run", 0, [_call()])
-    store.look_again()
-
-    assert _claim(store).attempt == 1
 
 
 def test_the_lines_of_all_runs_are_read_from_where_one_stopped(tmp_path: Path) -> None:
@@ -394,7 +376,6 @@ def test_the_commands_add_show_and_fetch_a_job(tmp_path: Path, command: _Command
     assert states["0"]["outcome_bytes"] == (tmp_path / "jobs" / states["0"]["path"]).stat().st_size
     assert command("cancel", "run") == {"running": []}
     assert command("states")["jobs"]["run"]["4"]["state"] == "cancelled"
-    assert command("forget", "run") == {"forgotten": True}
 
 
 @pytest.mark.parametrize(
@@ -403,7 +384,6 @@ def test_the_commands_add_show_and_fetch_a_job(tmp_path: Path, command: _Command
         (("output", "run", "1"), "unknown"),
         (("output", "other", "0"), "unknown"),
         (("cancel", "run", "9"), "unknown"),
-        (("forget", "run"), "invalid"),
         (("output", "../run", "0"), "invalid"),
     ],
 )
