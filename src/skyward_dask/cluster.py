@@ -103,6 +103,8 @@ class PoolParams(TypedDict, total=False):
     away: float
     max_cost: float | None
     max_price_per_hour: float | None
+    prefer: str
+    wait_for_capacity: str | float | None
 
 
 _OF_NO_MACHINE = ("provider", "display", "on_event")
@@ -116,6 +118,7 @@ _ELSEWHERE = {
     "nthreads": "a worker runs one Dask task at a time; concurrency= is the number of workers on each node",
     "memory_limit": "workers share their node's memory; memory= selects machines with enough of it",
     "dashboard_address": "cluster.dashboard_link starts the dashboard, at an address of its own",
+    "spread": "Dask's workers have to reach each other, so that all nodes come from one place",
     "security": "every pool has its own certificates",
     "shutdown_on_close": "a cluster's pool ends with it; open a ComputePool yourself and pass it, and it stays open",
     "shutdown_scheduler": "a cluster's pool ends with it; open a ComputePool yourself and pass it, and it stays open",

@@ -14,6 +14,7 @@ from skyward.fleet.node import Node
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.providers.local import Local
+from skyward.providers.several import parse_provider
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
 from skyward.wire.control import Ending
@@ -93,6 +94,7 @@ class FleetStage:
     Attributes:
         ledger: where its machines are written down.
         provider: who has them.
+        others: further providers, each with a name of its own.
         nodes: opens them.
         clock: the time.
         events: what was published, in order.
@@ -102,6 +104,7 @@ class FleetStage:
 
     ledger: Ledger
     provider: FakeProvider = field(default_factory=FakeProvider)
+    others: Sequence[FakeProvider] = ()
     nodes: FakeNodes = field(default_factory=FakeNodes)
     clock: FakeClock = field(default_factory=FakeClock)
     events: list[SkywardEvent] = field(default_factory=list[SkywardEvent])
@@ -110,11 +113,15 @@ class FleetStage:
 
     def fleet(self, **request: Any) -> StagedFleet:
         """A fleet of two nodes that is not started; ``request`` says otherwise, as ``ComputePool`` takes it."""
-        self.provider.clock = self.clock
-        self.nodes.hardware = lambda instance: self.provider.hardware(instance.id)
+        providers = [self.provider, *self.others]
+        for provider in providers:
+            provider.clock = self.clock
+        self.nodes.hardware = lambda instance: next(
+            provider.hardware(instance.id) for provider in providers if instance.id in provider.instances
+        )
         asked: dict[str, Any] = {"nodes": 2} | request
         return StagedFleet(
-            self.provider,
+            parse_provider(providers),
             replace(parse_request(**asked), one_network=self.one_network),
             pool_id="pool",
             tls=TlsIdentity(ca="ca", cert="cert", key="key"),
@@ -133,7 +140,7 @@ class FleetStage:
             yield fleet
         finally:
             await fleet.stop()
-        assert self.provider.alive == []
+        assert [provider.alive for provider in (self.provider, *self.others) if provider.alive] == []
         assert self.ledger.open_entries() == ()
 
     async def open_and_close(self, **request: Any) -> list[str]:

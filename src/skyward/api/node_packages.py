@@ -9,6 +9,7 @@ from inspect import currentframe
 from typing import Any, cast
 
 from skyward.api.calls import ComputeFunction
+from skyward.distributed._gang import is_gang
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Provider
 from skyward.request.image import ImageSettings
@@ -70,6 +71,16 @@ def with_environment(
         listed = ", ".join(mirror.requirements)
         report(f"mirroring what this program imports ({len(mirror.requirements)}): {listed}")
     return replace(request, image=mirror.added_to(request.image))
+
+
+def refuse_spread_gangs(request: PoolRequest, names: Sequence[Mapping[str, object]]) -> None:
+    """Raise ConfigurationError if a function in ``names`` runs on all workers together, and the nodes may be apart."""
+    gangs = [name for name, function in _functions(names) if is_gang(function)]
+    if request.spread and request.nodes > 1 and gangs:
+        raise ConfigurationError(
+            f"{gangs[0]} is decorated with skyward.distributed: its workers have to reach each other, and spread=True "
+            "lets the nodes come from anywhere; leave spread out, or open one pool for each"
+        )
 
 
 def _is_satisfied(image: ImageSettings) -> bool:

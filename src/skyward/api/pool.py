@@ -25,7 +25,7 @@ from skyward.api.calls import PendingBatch, PendingCompute, PendingResults, Pend
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.live_views import PoolOutput, serve_snapshots
 from skyward.api.misuse import by_name_only, refuses_operands
-from skyward.api.node_packages import callers_names, with_environment
+from skyward.api.node_packages import callers_names, refuse_spread_gangs, with_environment
 from skyward.api.node_template import start_template
 from skyward.api.telemetry import open_telemetry
 from skyward.base.descriptors import raised_descriptor_limit
@@ -45,12 +45,11 @@ from skyward.events.log_files import KeptLines
 from skyward.events.snapshot import PoolSnapshot
 from skyward.hidden_frames import hide_frames, is_explained, without_frames
 from skyward.ledger.ownership import PoolFolder
-from skyward.providers.base import Provider, checked_provider
-from skyward.providers.registry import make_provider
+from skyward.providers.several import ProviderLike, parse_provider, recorded_provider
 from skyward.request.accelerators import Accelerator
 from skyward.request.checks import checked_patterns, flag
 from skyward.request.front_ends import FRONT_ENDS, load_front_end
-from skyward.request.request import SpotLike, checked_ranks, fleet_name, parse_request
+from skyward.request.request import Preference, SpotLike, checked_ranks, fleet_name, parse_request
 from skyward.request.volume import Volume
 from skyward.scheduling.calls import CallBatch, RemoteFuture
 from skyward.submission import (
@@ -89,7 +88,8 @@ class ComputePool(CallsByFunction):
     entered again later; it gets new machines then. Methods are thread-safe.
 
     Args:
-        provider: source of the machines, such as ``sky.Local()``.
+        provider: source of the machines, such as ``sky.Local()``, or a list of sources: what one of them refuses, or
+            does not have, is bought from the next.
         image: the environment of the workers, added to the distributions that this program imports, which nodes get in
             the versions installed here; ``Image(mirror=False)`` leaves those out.
         nodes: number of machines, or the minimum and the maximum of an elastic pool, such as ``(0, 8)``. That opens
@@ -118,6 +118,11 @@ class ComputePool(CallsByFunction):
             are unfinished then fail with :class:`~skyward.errors.BudgetError`.
         max_price_per_hour: limit on the price of each machine, in USD an hour. Dearer offers are left out, and a
             machine that turns out dearer is ended.
+        prefer: which of several providers comes first: ``"price"``, the cheapest, or ``"order"``, as they are listed,
+            such as machines of your own before rented ones.
+        spread: whether the nodes may be of several providers and regions. They do not all reach each other then, which
+            calls with :mod:`skyward.distributed` and Dask need.
+        wait_for_capacity: time for which machines that nobody has now are waited for, such as ``"2h"``, or in seconds.
         name: name of a fleet that is kept, for this user. If there is one, the pool takes it over, in whatever process:
             nothing is bought or set up again. What can be changed on its machines is; a request for other machines is
             an error.
@@ -136,7 +141,7 @@ class ComputePool(CallsByFunction):
     def __init__(
         self,
         *,
-        provider: Provider,
+        provider: ProviderLike,
         image: Image | None = None,
         nodes: int | tuple[int, int] = 1,
         idle: str | float | None = None,
@@ -157,11 +162,14 @@ class ComputePool(CallsByFunction):
         away: float = 1800,
         max_cost: float | None = None,
         max_price_per_hour: float | None = None,
+        prefer: Preference = "price",
+        spread: bool = False,
+        wait_for_capacity: str | float | None = None,
         name: str | None = None,
         keep: str | float | None = None,
         takeover: bool = False,
     ) -> None:
-        self._provider = checked_provider(provider)
+        self._provider = parse_provider(provider)
         self._takeover, self._as_found = flag("takeover", takeover), False
         self._request = parse_request(
             image=image,
@@ -182,6 +190,9 @@ class ComputePool(CallsByFunction):
             away=away,
             max_cost=max_cost,
             max_price_per_hour=max_price_per_hour,
+            prefer=prefer,
+            spread=spread,
+            wait_for_capacity=wait_for_capacity,
             name=name,
             keep=keep,
         )
@@ -196,7 +207,7 @@ class ComputePool(CallsByFunction):
         if record is None or not record.nodes:
             raise no_such_fleet(name)
         self = cls.__new__(cls)
-        self._provider = make_provider(record.provider, record.settings)
+        self._provider = recorded_provider(record.provider, record.settings)
         nodes = len(record.nodes) if record.request.elastic is None else record.request.nodes
         self._request = replace(record.request, keep_s=record.keep_s, nodes=nodes)
         self._takeover, self._as_found = flag("takeover", takeover), True
@@ -401,6 +412,7 @@ class ComputePool(CallsByFunction):
     def _make_running(self, base: PoolParts, stack: ExitStack) -> RunningPool:
         request, restart = self._request, ""
         if not self._as_found:
+            refuse_spread_gangs(request, self._names)
             request = with_environment(
                 request, self._provider, names=self._names, report=lambda text: base.bus.publish(Notice(text))
             )

@@ -737,8 +737,10 @@ class Fleet:
                 _unless_cancelled(error)
                 self._report(f"node {rank} could not be replaced", error)
                 why = reason_of(error)
-                # Unfit machines cost money, and there were several: no further ones without an order of the user.
-                failures = _ATTEMPTS if isinstance(error, CapacityError) and error.attempts else failures + 1
+                # Unfit machines cost money, and there were several: no further ones without an order of the user. What
+                # was waited for in vain is given up, too.
+                over = isinstance(error, CapacityError) and (error.attempts or self._request.wait_for_capacity_s)
+                failures = _ATTEMPTS if over else failures + 1
             else:
                 return "", failures
         return why, failures

@@ -6,15 +6,25 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import chain
 from typing import Any, cast
 
 from skyward.base.waiting import Clock, NotYet, to_its_end, wait_until
 from skyward.environment.includes_and_volumes import Grants
-from skyward.errors import CapacityError, LedgerError, SkywardError, TerminationError, UnreachableError
+from skyward.errors import (
+    CapacityError,
+    ConfigurationError,
+    LedgerError,
+    QuotaError,
+    RateLimitError,
+    SkywardError,
+    TerminationError,
+    UnreachableError,
+)
 from skyward.events import (
     Error,
     InfraCreated,
@@ -32,11 +42,20 @@ from skyward.ledger.fleet_record import KeptNode
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.termination import end_instances
 from skyward.market.budget import Budget, PriceLimit, expected_usages, notes_on_bill
-from skyward.market.choose import Attempt, Batch, UnfitMachineError, UnfitMachines, choose, notes_on_purchase
+from skyward.market.choose import (
+    Attempt,
+    Batch,
+    UnfitMachineError,
+    UnfitMachines,
+    choose,
+    describe_offer,
+    notes_on_purchase,
+)
 from skyward.market.consent import Consent, Forecast
 from skyward.market.cost import Usage
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.providers.registry import provider_settings
+from skyward.providers.several import Several, labelled
 from skyward.request.request import PoolRequest
 
 _LOOK_S = 120.0
@@ -46,6 +65,13 @@ _AGAIN_S = 60.0
 _LIST_EVERY_S, _LIST_S = 30.0, 60.0
 _CERTAIN_S = 600.0
 """Time after which a machine that is not listed was certainly never made, however late its provider lists it."""
+_AT_ONCE = 8
+"""Orders of single machines, where the nodes are spread, that are under way at once."""
+_PASSING = (CapacityError, QuotaError, RateLimitError, UnreachableError)
+"""Errors of a launch after which a later one may succeed."""
+_ROUND_S, _LONGEST_ROUND_S, _COSTLY_ROUND_S = 10.0, 60.0, 300.0
+"""Pauses between two launches that wait for capacity: the first, the longest, and that after one which cost money."""
+_MINUTE_S = 60.0
 _logger = logging.getLogger("skyward")
 
 
@@ -54,11 +80,15 @@ class CreateCall:
     """A create call of one machine.
 
     Attributes:
+        provider: the provider that it was sent to.
+        label: that one's label in a list of several; else empty.
         rank: rank of the node for which it was made.
         began: ``elapsed`` reading of the clock before the call.
         usage: what its machine may cost until it is certain that there is none, as the most expensive of its offers.
     """
 
+    provider: Provider
+    label: str
     rank: int
     began: float
     usage: Usage
@@ -69,7 +99,7 @@ class Machines:
     """Purchase and termination of a pool's machines.
 
     Attributes:
-        provider: the provider of the machines.
+        provider: the provider of the machines, which may be made of others.
         request: the pool's parameters.
         pool_id: the pool's id.
         publish: receives the events of purchase and termination; must not block.
@@ -78,7 +108,6 @@ class Machines:
         make_node: maker of the record of each.
         all: every machine so far, including those of a launch that failed halfway.
         grants: their access to the pool's volumes.
-        looks: their present records.
         unfit: those bought in vain.
         past: what machines cost that were gone before this client took a kept fleet over.
     """
@@ -102,12 +131,23 @@ class Machines:
 
     def __post_init__(self) -> None:
         request = self.request
-        self.grants = Grants(self.provider, request)
-        self.looks = SharedLooks(self.provider, clock=self.clock)
+        members = self.provider.members
+        self.grants = Grants(next((each for each in members if each.supports("grant")), members[0]), request)
+        self._looks: dict[int, SharedLooks] = {}
         self._outputs = Outputs(request, self.pool_id, self.publish)
         self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
         self._price_limit = PriceLimit.of(request)
         self._consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
+
+    def provider_of(self, instance: Instance) -> Provider:
+        """Return the provider of a machine."""
+        return self.provider.member_of(instance.offer)
+
+    def _looks_at(self, provider: Provider) -> SharedLooks:
+        """Return the present records of one provider's machines: one that hangs delays no other."""
+        if id(provider) not in self._looks:
+            self._looks[id(provider)] = SharedLooks(provider, clock=self.clock)
+        return self._looks[id(provider)]
 
     def _usages(self, instead: list[Usage] | None = None) -> list[Usage]:
         """Return the usages of existing machines, of requested ones, and of those that unanswered calls may have made.
@@ -135,50 +175,109 @@ class Machines:
         request = self.request
         if request.elastic is None or self._consent.covers_elastic:
             return
-        offers = connected(await self.provider.offers(request), request, nodes=request.nodes)
+        offers = connected(await self._offers(), request, nodes=request.nodes)
         choice = choose(request, offers, nodes=request.nodes, provider=self.provider.name)
         await self._consent.given_to_elastic(choice.batches, provider=self.provider.name)
 
     async def launch(self, ranks: Sequence[int], *, beside: Iterable[Node] = ()) -> Sequence[Node]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
 
-        For none, raise what the launch of one would, as far as offers and limits are concerned.
+        For none, raise what the launch of one would, as far as offers and limits are concerned. A pool that waits for
+        capacity launches again and again until its time is over.
 
         Raises the provider's errors. Machines created until then are among ``all``.
         """
         if not ranks:
-            await self._choose(1, ())
+            await self._choose(1, (), ())
             return ()
         self.publish(InfraCreating())
         await self.grants.check()
         has = [machine.instance.offer for machine in beside]
+        waiting = _Waiting(limit_s=self.request.wait_for_capacity_s, clock=self.clock)
+        while True:
+            known = len(self.all)
+            try:
+                return await self._launch_now(ranks, has)
+            except _PASSING as error:
+                if not waiting.limit_s:
+                    raise
+                if waiting.is_over:
+                    raise waiting.ended(error) from error
+                costly = len(self.all) > known
+                await self.end([each for rank in ranks for each in self.unended_of(rank, since=known)])
+                self.notice(str(error))
+                await waiting.pause(self.notice, costly=costly)
+
+    async def _launch_now(self, ranks: Sequence[int], has: Sequence[Offer]) -> Sequence[Node]:
         total = len(ranks) + len(has)
-        batches, remark = await self._choose(len(ranks), has)
+        batches, remark = await self._choose(len(ranks), has, self.unfit.offers(ranks))
         batches = await self._consent.given(batches, has, provider=self.provider.name)
         apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self.provider.name)
         for note in (remark, apart, *(batch.offers[0].note for batch in batches)):
             self.notice(note)
         self.publish(InfraCreated(batches[0].offers[0].region))
-        launched: list[Node] = []
+        if self.request.spread:
+            return await self._buy_one_by_one(batches, ranks)
+        return await self._buy_all(batches, ranks, self._expect(batches))
+
+    def _expect(self, batches: Iterable[Batch]) -> list[Usage]:
         coming = [*expected_usages(batches, self.clock.elapsed())]
         self._coming.append(coming)
+        return coming
+
+    async def _buy_all(self, batches: Sequence[Batch], ranks: Sequence[int], coming: list[Usage]) -> list[Node]:
+        """Launch the machines of batches, one batch after the other, whose usages are in ``coming`` until then."""
+        launched: list[Node] = []
         try:
             for index, batch in enumerate(batches, 1):
                 ours, ranks = ranks[: batch.nodes], ranks[batch.nodes :]
-                launched += await self._buy(batch, ours, batches[index:], coming)
+                at_hand = _beside(batch, [node.instance.offer for node in launched])
+                launched += await self._buy(at_hand, ours, batches[index:], coming)
                 del coming[: batch.nodes]
         finally:
             self._coming = [each for each in self._coming if each is not coming]
         return launched
 
-    async def _choose(self, nodes: int, has: Sequence[Offer]) -> tuple[list[Batch], str]:
+    async def _buy_one_by_one(self, batches: Sequence[Batch], ranks: Sequence[int]) -> list[Node]:
+        """Launch each machine for itself, wherever it can be had; raise the first error once all are done."""
+        singles = [replace(batch, nodes=1) for batch in batches for _ in range(batch.nodes)]
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def buy(single: Batch, rank: int, coming: list[Usage]) -> list[Node]:
+            async with turns:
+                return await self._buy_all([single], [rank], coming)
+
+        coming = [self._expect([single]) for single in singles]
+        try:
+            work = map(buy, singles, ranks, coming)
+            outcomes = await asyncio.gather(*work, return_exceptions=True)
+        finally:  # one that is cancelled while it waits for its turn leaves its own
+            self._coming = [each for each in self._coming if not any(each is ours for ours in coming)]
+        for error in outcomes:
+            if isinstance(error, BaseException):
+                raise error
+        return [node for nodes in outcomes if not isinstance(nodes, BaseException) for node in nodes]
+
+    async def _choose(self, nodes: int, has: Sequence[Offer], failed: Sequence[Offer]) -> tuple[list[Batch], str]:
         """Return what to buy for so many nodes beside others, within all limits; and a remark for the user."""
         name = self.provider.name
-        offers = connected(await self.provider.offers(self.request), self.request, nodes=nodes + len(has))
-        choice = choose(self.request, offers, nodes=nodes, provider=name, beside=has)
+        offers = connected(await self._offers(), self.request, nodes=nodes + len(has))
+        choice = choose(self.request, offers, nodes=nodes, provider=name, beside=has, failed=failed)
         bought = [machine.instance for machine in self.all]
-        batches = self._price_limit.among(choice.batches, bought, provider=name)
+        try:
+            batches = self._price_limit.among(choice.batches, bought, provider=name)
+        except ConfigurationError as error:
+            if not self.request.wait_for_capacity_s:
+                raise
+            raise CapacityError(str(error)) from error  # what is cheap enough may be sold out now
         return self._budget.afford(batches, self._usages(), self.clock.elapsed(), provider=name), choice.note
+
+    async def _offers(self) -> Sequence[Offer]:
+        """Return the offers; those providers of a list that do not answer are named."""
+        offers = await self.provider.offers(self.request)
+        if isinstance(self.provider, Several):
+            self.notice(self.provider.silence)
+        return offers
 
     def timeout_s(self, *, age_s: float = 0.0) -> float:
         """Return the hard cap on a node's remaining life, in seconds.
@@ -213,10 +312,10 @@ class Machines:
             return
         try:
             seen = await wait_until(
-                lambda: self._look(machine.instance.id),
+                lambda: self._look(machine),
                 deadline_s=machine.left_s,
                 interval_s=1.0,
-                what=f"{self.provider.name} to run it",
+                what=f"{self.provider_of(machine.instance).name} to run it",
                 clock=self.clock,
             )
         except UnreachableError as error:
@@ -231,6 +330,7 @@ class Machines:
         """Take over a fresh record of a machine. A price that is read back counts from the launch."""
         before = machine.instance
         known = before.price_per_hour
+        seen = labelled(seen, before.offer.provider)
         if seen.end_check and not before.end_check:  # its outcome is recorded
             seen = replace(seen, end_check=(), ends_itself=before.ends_itself)
         machine.instance = seen if seen.price_per_hour is not None else replace(seen, price_per_hour=known)
@@ -296,7 +396,8 @@ class Machines:
     def resume(self, kept: KeptNode) -> Node:
         """Return the record of a kept node's machine, which counts from its launch."""
         launched_at = self.clock.elapsed() + kept.launched.left_s
-        node = self.make_node(rank=kept.rank, instance=kept.instance, launched_at=launched_at, looks=self.looks)
+        looks = self._looks_at(self.provider_of(kept.instance))
+        node = self.make_node(rank=kept.rank, instance=kept.instance, launched_at=launched_at, looks=looks)
         self.all.append(node)
         return node
 
@@ -316,8 +417,7 @@ class Machines:
             self.publish(InstanceStopping(machine.instance.id))
         await self._outputs.rescue_and_stop([machine for machine in machines if machine.is_open])
         try:
-            ids = [machine.instance.id for machine in machines]
-            await end_instances(self.provider, ids, report=self.notice, clock=self.clock)
+            await self._terminate(machines)
         except TerminationError as error:
             await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
             raise
@@ -325,6 +425,23 @@ class Machines:
             for machine in machines:
                 machine.end_tried.set()
         await self._note_ended(machines)
+
+    async def _terminate(self, machines: Sequence[Node]) -> None:
+        """Terminate machines of any of the providers, all at the same time."""
+        ids: defaultdict[int, list[str]] = defaultdict(list)
+        for machine in machines:
+            ids[self.provider.members.index(self.provider_of(machine.instance))].append(machine.instance.id)
+        work = [
+            end_instances(self.provider.members[index], theirs, report=self.notice, clock=self.clock)
+            for index, theirs in ids.items()
+        ]
+        errors = [each for each in await asyncio.gather(*work, return_exceptions=True) if each is not None]
+        left = [each for error in errors if isinstance(error, TerminationError) for each in error.instance_ids]
+        for error in errors:
+            if len(errors) == 1 or not isinstance(error, TerminationError):
+                raise error
+        if errors:
+            raise TerminationError("\n".join(map(str, errors)), instance_ids=left)
 
     async def end_at_last(self, machine: Node) -> None:
         """End a machine that has no rank any more; retry every minute, because it costs money until it is gone."""
@@ -358,9 +475,13 @@ class Machines:
         made_by = self.clock.elapsed() - _CERTAIN_S
         try:
             await self._take_listed()
-            if self.provider.supports("tagged"):
-                never_made = [key for key, create in self._lost.items() if create.began <= made_by]
-                self._forget_lost(never_made)
+            never_made = [
+                key
+                for key, create in self._lost.items()
+                if create.began <= made_by and create.provider.supports("tagged")
+            ]
+            self._forget_lost(never_made)
+            if never_made:
                 await asyncio.to_thread(self.ledger.close, never_made)
         except Exception as error:
             _logger.warning(
@@ -374,10 +495,12 @@ class Machines:
 
         Raises the provider's errors, and :class:`TimeoutError`.
         """
-        if not self._lost or not self.provider.supports("tagged"):
+        providers = {id(each.provider): each for each in self._lost.values() if each.provider.supports("tagged")}
+        if not providers:
             return ()
         async with asyncio.timeout(_LIST_S):
-            listed = [each for each in await self.provider.tagged() if each.key in self._lost]
+            lists = await asyncio.gather(*(create.provider.tagged() for create in providers.values()))
+        listed = [each for machines in lists for each in machines if each.key in self._lost]
         machines = [self._node(self._lost[each.key], each) for each in listed]
         self._forget_lost([each.key for each in listed])
         for machine in machines:
@@ -413,11 +536,11 @@ class Machines:
         for machine in machines:  # after the ledger, so that a cancellation in between repeats both
             machine.mark_ended(now)
 
-    async def _look(self, instance_id: str) -> Instance | Exception | NotYet:
+    async def _look(self, machine: Node) -> Instance | Exception | NotYet:
         """Return a running machine, or the error that ends the wait; the deadline's error is another."""
         try:
             async with asyncio.timeout(_LOOK_S):
-                seen = await self.looks.at(instance_id)
+                seen = await self._looks_at(self.provider_of(machine.instance)).at(machine.instance.id)
         except TimeoutError:
             return NotYet("no answer")
         except Exception as error:
@@ -440,7 +563,8 @@ class Machines:
             try:
                 order = _Order(
                     pool_id=self.pool_id,
-                    keys=(),
+                    keys=tuple(f"{self.pool_id}-{rank}" for rank in ranks),
+                    ranks=tuple(ranks),
                     timeout_s=0.0,
                     one_network=self.request.one_network,
                     avoid=frozenset(self.unfit.hosts),
@@ -450,7 +574,7 @@ class Machines:
                     coming=coming,
                     buyer=asyncio.current_task(),
                 )
-                launched = await to_its_end(self._create(ranks, order))
+                launched = await to_its_end(self._create(order))
             except CapacityError as error:
                 if not left:
                     tried_s = self.clock.monotonic() - began
@@ -463,43 +587,47 @@ class Machines:
                 return launched
         raise AssertionError("unreachable")
 
-    async def _create(self, ranks: Sequence[int], order: _Order) -> Sequence[Node]:
-        """Launch machines of the first offer of an order, still without keys, that the provider can serve."""
-        keys, creates, offers = await order.reserve(ranks), order.creates, order.batch.offers
-        order = replace(order, keys=keys, timeout_s=max(1.0, min(map(order.lasts_s, offers))))
-        try:
+    async def _create(self, order: _Order) -> Sequence[Node]:
+        """Launch machines of the first offers of an order, still without ledger entries, that a provider can serve."""
+        ranks, offers = order.ranks, order.batch.offers
+        if isinstance(self.provider, Several):
             instances = await self.provider.launch(offers, order)
-        except REFUSALS:
-            await asyncio.to_thread(self.ledger.close, [key for key in creates if key not in self._lost])
-            raise
-        except Exception as error:
-            if isinstance(error, TerminationError):
-                await self._take_over(error.instance_ids, creates)
-            self.look_for(creates)
-            raise
-        made = [self._node(creates[each.key], each) for each in instances]
+        else:
+            async with order.served_by(self.provider, offers) as own:
+                instances = await self.provider.launch(offers, own)
+        made = [self._node(order.creates[each.key], each) for each in instances]
         self.all += made
         await asyncio.to_thread(self.ledger.record, instances)
         if len(instances) < len(ranks):
-            self.look_for(creates)
+            self.look_for(order.creates)
             raise SkywardError(
                 f"{self.provider.name} launched {len(instances)} of {len(ranks)} machines without an error; "
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
 
+    async def settle(self, creates: Mapping[str, CreateCall], error: Exception) -> None:
+        """Close the ledger entries of create calls that made nothing; have the machines of others looked for."""
+        if isinstance(error, REFUSALS):
+            await asyncio.to_thread(self.ledger.close, [key for key in creates if key not in self._lost])
+            return
+        if isinstance(error, TerminationError):
+            await self._take_over(error.instance_ids, creates)
+        self.look_for(creates)
+
     async def _take_over(self, left: Sequence[str], creates: Mapping[str, CreateCall]) -> None:
         """Take over machines of an order that could not be undone: they count, and end with their rank's others."""
         if not left:
             return
+        create = next(iter(creates.values()))  # all of them were sent to one provider
         try:
             async with asyncio.timeout(_LOOK_S):
-                seen = await self.provider.describe(left)
+                seen = await create.provider.describe(left)
             ours = [each for each in seen if each.key in creates and each.state is not InstanceState.GONE]
             self.all += [self._node(creates[each.key], each) for each in ours]
             await asyncio.to_thread(self.ledger.record, ours)
         except Exception as error:  # the ledger has their keys: they are looked for later
-            _logger.warning("%s gives no records of %s: %s", self.provider.name, ", ".join(left), error)
+            _logger.warning("%s gives no records of %s: %s", create.provider.name, ", ".join(left), error)
 
     def count_ended(self, create: CreateCall, instance: Instance) -> None:
         """Count the cost of a machine whose order failed, although it is gone."""
@@ -509,7 +637,8 @@ class Machines:
 
     def _node(self, create: CreateCall, instance: Instance) -> Node:
         """Return the record of a machine that was requested by ``create``, and answered now."""
-        return self.make_node(rank=create.rank, instance=instance, launched_at=create.began, looks=self.looks)
+        instance, looks = labelled(instance, create.label), self._looks_at(create.provider)
+        return self.make_node(rank=create.rank, instance=instance, launched_at=create.began, looks=looks)
 
     def notice(self, message: str) -> None:
         """Publish a message unless it was published before."""
@@ -522,13 +651,19 @@ class Machines:
 class _Order(LaunchOrder):
     """Order of a batch, whose machines count among those of a fleet from their create calls to their ends.
 
+    Until it is served by a provider, its keys stand for those that its machines will have.
+
     Attributes:
         machines: the fleet's machines.
         batch: what is bought.
         later: the batches to be bought after it.
         coming: the expected usages of all these machines.
         buyer: the task that buys; once it is cancelled, no create call is repeated.
+        ranks: the ranks that it is for.
         creates: its create calls by key, with those that repeat others.
+        offers: what the present provider sells for it.
+        server: that provider.
+        refusals: what providers refused it so far, in words.
     """
 
     machines: Machines = field(repr=False)
@@ -536,18 +671,42 @@ class _Order(LaunchOrder):
     later: Sequence[Batch]
     coming: list[Usage]
     buyer: asyncio.Task[Any] | None
+    ranks: tuple[int, ...] = ()
+    offers: tuple[Offer, ...] = ()
+    server: Provider | None = None
     creates: dict[str, CreateCall] = field(default_factory=dict[str, CreateCall])
+    refusals: list[str] = field(default_factory=list[str])
+
+    @asynccontextmanager
+    async def served_by(self, provider: Provider, offers: Sequence[Offer]) -> AsyncGenerator[LaunchOrder]:
+        """Yield the order with ledger entries at a provider, which an error settles."""
+        self._refuse_to_go_on("machines are no longer asked for")
+        if self.refusals:
+            best, label = offers[0], offers[0].provider
+            self.machines.notice(f"{self.refusals[-1]}; the next attempt is {describe_offer(best)} at {label}")
+        earlier = set(self.creates)
+        order = replace(self, server=provider, offers=tuple(offers))
+        keys = await order.reserve(self.ranks)
+        try:
+            yield replace(order, keys=keys, timeout_s=max(1.0, min(map(self.lasts_s, offers))))
+        except Exception as error:
+            mine = {key: self.creates.pop(key) for key in self.creates.keys() - earlier}
+            await self.machines.settle(mine, error)
+            self.refusals.append(f"{offers[0].provider or provider.name} refuses: {' '.join(str(error).split())}")
+            raise
 
     async def reserve(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Write a ledger entry for the machine of each rank; return their keys."""
-        machines, offers = self.machines, self.batch.offers
+        machines, offers, provider = self.machines, self.offers, self.server
+        assert provider is not None  # it is served
         keys = {f"{self.pool_id}-{rank}-{uuid.uuid4().hex[:8]}": rank for rank in ranks}
-        purchase = _purchase(self.pool_id, machines.provider, offers[0])
+        purchase = _purchase(self.pool_id, provider, offers[0])
         await asyncio.to_thread(machines.ledger.reserve, keys, purchase)
         began = machines.clock.elapsed()
         dearest = max(offers, key=lambda offer: offer.price_per_hour or 0.0)
         usage = replace(Usage.of(dearest, began), ended_at=began + _CERTAIN_S)
-        self.creates.update({key: CreateCall(rank=rank, began=began, usage=usage) for key, rank in keys.items()})
+        create = CreateCall(provider=provider, label=dearest.provider, rank=0, began=began, usage=usage)
+        self.creates.update({key: replace(create, rank=rank) for key, rank in keys.items()})
         return tuple(keys)
 
     def lasts_s(self, offer: Offer) -> float:
@@ -560,11 +719,60 @@ class _Order(LaunchOrder):
         self.machines.look_for({key: self.creates[key]})
 
     async def renew(self, key: str, reason: str) -> str:
-        if self.buyer is not None and self.buyer.cancelling():
-            raise UnreachableError(f"{reason}; another is not created, since the pool ends")
+        self._refuse_to_go_on(f"{reason}; another is not created")
         self.machines.notice(f"{reason}: another is created. If the first one appears after all, it is ended")
         (other,) = await self.reserve([self.creates[key].rank])
         return other
+
+    def _refuse_to_go_on(self, what: str) -> None:
+        if self.buyer is not None and self.buyer.cancelling():
+            raise UnreachableError(f"{what}, since the pool ends")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """Wait for capacity.
+
+    Attributes:
+        limit_s: seconds from its beginning until it is over.
+        clock: the time, also while this machine sleeps.
+    """
+
+    limit_s: float
+    clock: Clock
+    _began: float = field(init=False)
+    _round_s: float = _ROUND_S
+
+    def __post_init__(self) -> None:
+        self._began = self.clock.elapsed()
+
+    @property
+    def is_over(self) -> bool:
+        return self._waited_s >= self.limit_s
+
+    @property
+    def _waited_s(self) -> float:
+        return self.clock.elapsed() - self._began
+
+    def ended(self, error: SkywardError) -> SkywardError:
+        """Return the error of the last attempt, with the time."""
+        return CapacityError(f"in {self._waited_s / _MINUTE_S:.0f} min of wait_for_capacity: {error}")
+
+    async def pause(self, report: Callable[[str], None], *, costly: bool) -> None:
+        """Wait for the next attempt, and report each minute that it is waited for."""
+        until = min(self.clock.elapsed() + (_COSTLY_ROUND_S if costly else self._round_s), self._began + self.limit_s)
+        self._round_s = min(2 * self._round_s, _LONGEST_ROUND_S)
+        while (left_s := until - self.clock.elapsed()) > 0:
+            minutes, of = self._waited_s / _MINUTE_S, self.limit_s / _MINUTE_S
+            report(f"waiting for capacity: minute {minutes:.0f} of {of:.0f}")
+            await self.clock.sleep(min(left_s, _MINUTE_S))
+
+
+def _beside(batch: Batch, launched: Sequence[Offer]) -> Batch:
+    """Return a batch with only the offers at the site of the machines that were just launched, if they share one."""
+    sites = {offer.site for offer in launched if offer.provider and not offer.island}
+    offers = tuple(offer for offer in batch.offers if not sites or offer.site in sites)
+    return replace(batch, offers=offers or batch.offers)
 
 
 def _launching(
@@ -574,7 +782,7 @@ def _launching(
     return InstanceLaunching(
         count,
         offer.spec.name,
-        cast("Any", provider.name),
+        cast("Any", offer.provider or provider.name),
         region=offer.region,
         spot=offer.spot,
         price_per_hour=offer.price_per_hour,

@@ -129,7 +129,7 @@ async def deliver_secret(machines: Machines, node: Node) -> None:
     Raises:
         UnfitMachineError: it does not take the secret, so that it would bill on without its client.
     """
-    if (secret := await machines.provider.secret(node.instance)) is None:
+    if (secret := await machines.provider_of(node.instance).secret(node.instance)) is None:
         return
     sent_at = machines.clock.elapsed()
     done = await node.transport.run(secret.command, stdin=secret.value.encode(), timeout_s=_SECRET_TIMEOUT_S)
@@ -151,7 +151,7 @@ async def renew_secrets(machines: Machines) -> None:
             node.secret_due_at = machines.clock.elapsed() + _SECRET_AGAIN_S
             _logger.warning("node %d did not get the secret by which it ends itself: %s", node.rank, error)
 
-    while machines.provider.supports("secret"):
+    while any(each.supports("secret") for each in machines.provider.members):
         await machines.clock.sleep(_SECRET_LOOK_S)
         now = machines.clock.elapsed()
         await asyncio.gather(*(renew(node) for node in machines.unended() if node.secret_due_at <= now))
@@ -168,16 +168,28 @@ class NodeSetup:
     def __init__(self, machines: Machines, tls: TlsIdentity) -> None:
         self._machines = machines
         self._tls = tls
-        self._provider, self._request, self._publish = machines.provider, machines.request, machines.publish
-        self._admission = Admission(
-            provider=machines.provider, pool_id=machines.pool_id, publish=machines.publish, clock=machines.clock
-        )
+        self._request, self._publish = machines.request, machines.publish
+        self._admissions: dict[int, Admission] = {}
 
     def open(self, node: Node) -> None:
         """Open the transport to a running machine; nothing is sent to it yet."""
-        self._publish(_provisioned(node, cast("Any", self._provider.name)))
+        label = node.instance.offer.provider or self._machines.provider.name
+        self._publish(_provisioned(node, cast("Any", label)))
         node.open()
-        node.transport = AdmittedTransport(node.transport, self._admission)
+        node.transport = AdmittedTransport(node.transport, self._admission_to(node))
+
+    def _admission_to(self, node: Node) -> Admission:
+        """Return the admission to the machines of a node's provider."""
+        machines, provider = self._machines, self._machines.provider_of(node.instance)
+        if id(provider) not in self._admissions:
+            self._admissions[id(provider)] = Admission(
+                provider=provider, pool_id=machines.pool_id, publish=machines.publish, clock=machines.clock
+            )
+        return self._admissions[id(provider)]
+
+    def _is_own(self, node: Node) -> bool:
+        """Return whether a node's machine is the user's own, not rented."""
+        return self._machines.provider_of(node.instance).own_machines
 
     async def equip(self, node: Node) -> None:
         """Reach a running machine, judge its size, and give it its environment and volumes.
@@ -220,7 +232,7 @@ class NodeSetup:
 
     async def _unless_over(self, node: Node, work: Coroutine[Any, Any, None]) -> None:
         """Wait for ``work`` on a node whose supervisor does not run yet, unless its provider ends its machine."""
-        await (work if self._provider.own_machines else unless_gone(node, work, loss=_reported_loss(node)))
+        await (work if self._is_own(node) else unless_gone(node, work, loss=_reported_loss(node)))
 
     async def start(self, node: Node, size: int, *, head: bool) -> None:
         """Start the supervisor of a prepared machine, in a fleet of ``size`` nodes.
@@ -229,7 +241,7 @@ class NodeSetup:
         """
         self._publish(BootstrapProgress(node.instance.id, "server"))
         # A rented machine costs money from its launch on: the timeout counts from there.
-        age_s = 0.0 if self._provider.own_machines else self._machines.clock.elapsed() - node.usage.launched_at
+        age_s = 0.0 if self._is_own(node) else self._machines.clock.elapsed() - node.usage.launched_at
         timeout_s = self._machines.timeout_s(age_s=age_s)
         if timeout_s < self._request.timeout_s - age_s:
             node.cap = "max_cost"
@@ -238,8 +250,8 @@ class NodeSetup:
 
     def _config(self, node: Node, size: int, *, head: bool, timeout_s: float) -> NodeConfig:
         request, accelerator, spec = self._request, self._request.accelerator, node.instance.offer.spec
-        rented = not self._provider.own_machines
-        shared = node.access.on_this_machine  # of the nodes of a pool, all are on this machine, or none is
+        rented = not self._is_own(node)
+        shared = node.access.on_this_machine
         return NodeConfig(
             pool_id=self._machines.pool_id,
             instance_id=node.instance.id,

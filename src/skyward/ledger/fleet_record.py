@@ -31,7 +31,7 @@ from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
 from skyward.ledger.ownership import Moment, Owner
 from skyward.market.cost import Usage
 from skyward.providers.base import Instance, Provider
-from skyward.providers.registry import provider_settings
+from skyward.providers.several import provider_record
 from skyward.request.distribution_names import DISTRIBUTION
 from skyward.request.includes import included_files
 from skyward.request.request import PoolRequest
@@ -212,9 +212,10 @@ def _versions(skyward: str = "", python: str = "") -> str:
 
 def parts_for_machines(request: PoolRequest, provider: Provider) -> dict[str, str]:
     """Return the parameters that decide which machines a pool has, and how long they may live, as text."""
-    of_provider = {f"provider.{name}": repr(value) for name, value in provider_settings(provider).items()}
+    kind, settings = provider_record(provider)
+    of_provider = {f"provider.{name}": repr(value) for name, value in settings.items()}
     return {
-        "provider": provider.name,
+        "provider": kind,
         **of_provider,
         "machine": repr(request.machine),
         "accelerator": repr(request.accelerator),

@@ -27,7 +27,7 @@ from skyward.ledger.ledger import Ledger
 from skyward.ledger.ownership import Moment
 from skyward.ledger.sweep import Sweep, SweepReport
 from skyward.providers.base import InstanceState, Provider
-from skyward.providers.registry import make_provider
+from skyward.providers.several import recorded_provider
 
 MARGIN_S: Final = 300.0
 """Seconds after its time for which a kept machine is left to its keeper by the sweeps of other processes."""
@@ -191,9 +191,10 @@ class Keeper:
         if record.request.max_cost is not None and record.cost(_LONGEST_PAUSE_S) >= record.request.max_cost:
             _say(f"the fleet has cost {record.cost():.2f} USD, and max_cost is {record.request.max_cost:g}: it ends")
             return False
-        provider = make_provider(record.provider, record.settings)
+        provider = recorded_provider(record.provider, record.settings)
         try:
-            return any(await asyncio.gather(*(_node_lives(provider, node) for node in record.nodes)))
+            looks = (_node_lives(provider.member_of(node.instance.offer), node) for node in record.nodes)
+            return any(await asyncio.gather(*looks))
         finally:
             await provider.close()
 

@@ -50,18 +50,30 @@ class Choice:
 
 
 def choose(
-    request: PoolRequest, offers: Iterable[Offer], *, nodes: int, provider: str, beside: Iterable[Offer] = ()
+    request: PoolRequest,
+    offers: Iterable[Offer],
+    *,
+    nodes: int,
+    provider: str,
+    beside: Iterable[Offer] = (),
+    failed: Iterable[Offer] = (),
 ) -> Choice:
-    """Rank a provider's offers for ``nodes`` nodes of ``request`` and apply its spot strategy.
+    """Rank the offers of a provider, or of several, for ``nodes`` nodes of ``request``; apply its spot strategy.
 
-    A share counts the whole fleet, including the machines ``beside`` these. Without any spot offer there is no spot
-    market: every strategy then means on-demand, and the note reports it. Raises
+    All nodes are bought alike, so that the price of one ranks the whole order. In a list of providers, an offer whose
+    machine has ``failed`` to come up ranks behind the others, and after a second failure so does its provider. Unless
+    the request spreads its nodes, they go where the machines ``beside`` them can be reached.
+
+    A share counts the whole fleet, including the machines ``beside`` these. A provider without any spot offer has no
+    spot market: there every strategy means on-demand, and where no provider has one, the note reports it. Raises
     :class:`~skyward.errors.CapacityError` without an offer that the strategy allows.
     """
-    ranked = sorted(offers, key=_rank)
-    spot = tuple(offer for offer in ranked if offer.spot)
+    beside = tuple(beside)
+    ranked = _ranked(request, _within_reach(request, tuple(offers), beside), tuple(failed))
+    markets = {offer.provider for offer in ranked if offer.spot}
+    spot = tuple(offer for offer in ranked if markets and (offer.spot or offer.provider not in markets))
     on_demand = tuple(offer for offer in ranked if not offer.spot)
-    on_spot = _spot_batch(request.spot, nodes, tuple(beside), spot, on_demand)
+    on_spot = _spot_batch(request.spot, nodes, beside, spot, on_demand)
     note = ""
     # Only where spot was asked for: "always" is the default, and the line of the launch names the market. Machines that
     # cost nothing, the user's own, need no such remark either.
@@ -77,7 +89,43 @@ def choose(
                 f"{provider} offers no {kind} machine for this request; "
                 "try another accelerator, machine, region, spot strategy or provider"
             )
-    return Choice(batches=tuple(batch for batch in batches.values() if batch.nodes), note=note)
+    return Choice(batches=tuple(_insistent_alone(batch) for batch in batches.values() if batch.nodes), note=note)
+
+
+def _within_reach(request: PoolRequest, offers: Sequence[Offer], beside: Sequence[Offer]) -> Sequence[Offer]:
+    """Return the offers at the sites of a pool's present machines, if they share networks; else all."""
+    if request.spread or not any(offer.provider for offer in beside) or any(offer.island for offer in beside):
+        return offers
+    sites = {offer.site for offer in beside}
+    found = [offer for offer in offers if offer.site in sites]
+    if offers and not found:
+        places = " and ".join(" ".join(filter(None, site)) for site in sorted(sites))
+        raise CapacityError(
+            f"{places} offers no machine for this request now, and the nodes stay together where the others are; "
+            "spread=True lets them come from anywhere"
+        )
+    return found
+
+
+def _ranked(request: PoolRequest, offers: Sequence[Offer], failed: Sequence[Offer]) -> Sequence[Offer]:
+    in_list = [offer for offer in failed if offer.provider]
+    faults, faults_there = Counter(map(_kind, in_list)), Counter(offer.provider for offer in in_list)
+    turns = {each: turn for turn, each in enumerate(dict.fromkeys(offer.provider for offer in offers))}
+
+    def key(offer: Offer) -> tuple[float, ...]:
+        turn = turns[offer.provider] if request.prefer == "order" else 0
+        return faults_there[offer.provider] > 1, faults[_kind(offer)], turn, *_rank(offer)
+
+    return sorted(offers, key=key)
+
+
+def _kind(offer: Offer) -> tuple[str, str, str, bool]:
+    return offer.provider, offer.region, offer.spec.name, offer.spot
+
+
+def _insistent_alone(batch: Batch) -> Batch:
+    """Return a batch without retries if a refusal leads to another provider; ``wait_for_capacity`` waits there."""
+    return replace(batch, retries=0) if len({offer.provider for offer in batch.offers}) > 1 else batch
 
 
 def _spot_batch(
@@ -88,7 +136,7 @@ def _spot_batch(
         case Spot.Always(retries=retries, interval=interval_s):
             return Batch(nodes=nodes, offers=spot, retries=retries, interval_s=interval_s, advice=_ALLOW_OTHERS)
         case Spot.IfAvailable():
-            return Batch(nodes=nodes, offers=spot + on_demand)
+            return Batch(nodes=nodes, offers=tuple(dict.fromkeys(spot + on_demand)))
         case Spot.Percent(share=share):
             # 0.1 * 30 is 3.0000000000000004: without rounding, this share would ask for 4 nodes instead of 3
             of_all = math.ceil(round(share * (nodes + len(beside)), 9))
@@ -206,6 +254,11 @@ class UnfitMachines:
         self._attempts[rank].append(attempt)
         if attempt.instance.host and not attempt.preempted:
             self.hosts.add(attempt.instance.host)
+
+    def offers(self, ranks: Iterable[int]) -> tuple[Offer, ...]:
+        """Return what was bought in vain for these ranks; without what was taken back, which is no fault."""
+        attempts = (attempt for rank in ranks for attempt in self.attempts(rank))
+        return tuple(attempt.instance.offer for attempt in attempts if not attempt.preempted)
 
     def forget(self, rank: int) -> None:
         """Drop the attempts for a rank that has a sound machine, or gets none."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
@@ -62,6 +63,8 @@ class Offer:
         ready_within_s: seconds from the launch within which a sound machine of this kind runs and can be reached. One
             that takes longer is terminated, and another is bought.
         island: True if machines of this kind reach no other machine of the pool.
+        provider: label of its provider in a pool's list: the name, and what tells several of that name apart. Empty in
+            a pool of one provider.
     """
 
     spec: InstanceSpec
@@ -76,6 +79,12 @@ class Offer:
     note: str = ""
     ready_within_s: float = 900.0
     island: bool = False
+    provider: str = ""
+
+    @property
+    def site(self) -> tuple[str, str]:
+        """Where its machines can reach each other: label of the provider and region, which is no matter to islands."""
+        return self.provider, "" if self.island else self.region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +118,14 @@ class LaunchOrder:
 
         It stays in the ledger, since a machine may still appear.
         """
+
+    @asynccontextmanager
+    async def served_by(self, provider: Provider, offers: Sequence[Offer]) -> AsyncGenerator[LaunchOrder]:  # noqa: ARG002 - for subclasses
+        """Yield the order as ``provider`` gets it, to buy its machines as one of ``offers``.
+
+        A provider that is made of others enters it for each one's launch, whose errors pass through it.
+        """
+        yield self
 
     async def renew(self, key: str, reason: str) -> str:  # noqa: ARG002 - for subclasses
         """Return another key than that one, to create the machine under; ``reason`` is in words.
@@ -215,6 +232,15 @@ class Provider(ABC):
     unlisted_s: ClassVar[float] = 0.0
     """The longest that this may be: for so long a machine is not treated as never made. At least ``listing_s``."""
 
+    @property
+    def members(self) -> Sequence[Provider]:
+        """The providers that it is made of; most are made of themselves."""
+        return (self,)
+
+    def member_of(self, offer: Offer) -> Provider:  # noqa: ARG002 - for subclasses
+        """Return the one of :attr:`members` that an offer, or a machine bought as it, is from."""
+        return self
+
     @classmethod
     def supports(cls, capability: str) -> bool:
         """Return whether the class overrides the default of a ``capability``, such as ``"tagged"``."""
@@ -320,16 +346,16 @@ def check_settings(settings: object, **checks: Callable[[str, object], object]) 
             object.__setattr__(settings, name, check(name, value))
 
 
-def checked_provider(provider: object) -> Provider:
+def checked_provider(provider: object, parameter: str = "provider") -> Provider:
     """Return ``provider`` if it is one.
 
     Raises:
         ConfigurationError: it is not, or it is a class instead of an instance.
     """
-    example = "a provider object such as sky.Local()"
+    must_be = f"{parameter} must be a provider object such as sky.Local()"
     if isinstance(provider, type):
-        raise ConfigurationError(f"provider must be {example}, got the class {provider.__name__}: add parentheses")
+        raise ConfigurationError(f"{must_be}, got the class {provider.__name__}: add parentheses")
     if not isinstance(provider, Provider):
         advice = ": its class must inherit from skyward.providers.Provider" if hasattr(provider, "launch") else ""
-        raise ConfigurationError(f"provider must be {example}, got {type(provider).__name__}{advice}")
+        raise ConfigurationError(f"{must_be}, got {type(provider).__name__}{advice}")
     return provider

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from skyward.errors import ConfigurationError
 from skyward.request.accelerators import Accelerator, AcceleratorLike, parse_accelerator
@@ -20,6 +20,9 @@ from skyward.request.instance import InstanceWish
 from skyward.request.volume import S3Volume, Volume
 
 _LIMITS = 2
+
+Preference: TypeAlias = Literal["price", "order"]
+"""Values that ``prefer=`` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,9 @@ class PoolRequest:
         keep_s: seconds for which a kept fleet waits for the next client, instead of the two above; else 0.
         max_cost: USD that the pool may cost in total; None is no limit.
         max_price_per_hour: USD that each machine may cost an hour; None is no limit.
+        prefer: which of several providers comes first: the one with the lower price, or the one that is listed earlier.
+        spread: True if the nodes may be of several providers and regions.
+        wait_for_capacity_s: seconds for which machines that cannot be had now are waited for.
         one_network: True if the nodes must reach each other.
         service: module of a service to load on the nodes from the start; empty for none. See ``skyward.node.services``.
         service_name: name of that service.
@@ -169,6 +175,9 @@ class PoolRequest:
     keep_s: float = 0.0
     max_cost: float | None = None
     max_price_per_hour: float | None = None
+    prefer: Preference = "price"
+    spread: bool = False
+    wait_for_capacity_s: float = 0.0
     one_network: bool = False
     service: str = ""
     service_name: str = ""
@@ -229,6 +238,9 @@ def parse_request(
     away: float = 1800,
     max_cost: float | None = None,
     max_price_per_hour: float | None = None,
+    prefer: Preference = "price",
+    spread: bool = False,
+    wait_for_capacity: str | float | None = None,
     name: str | None = None,
     keep: str | float | None = None,
 ) -> PoolRequest:
@@ -259,6 +271,9 @@ def parse_request(
         away_s=positive_number("away", away),
         max_cost=_limit("max_cost", max_cost),
         max_price_per_hour=_limit("max_price_per_hour", max_price_per_hour),
+        prefer=_preference(prefer),
+        spread=flag("spread", spread),
+        wait_for_capacity_s=0.0 if wait_for_capacity is None else duration("wait_for_capacity", wait_for_capacity),
         **_kept(name, keep),
     )
 
@@ -305,6 +320,12 @@ def _node_range(nodes: object, idle: object) -> NodeRange | None:
 
 def _pip(value: object) -> Sequence[str]:
     return () if value is None else texts("pip", value)
+
+
+def _preference(value: object) -> Preference:
+    if value not in get_args(Preference):
+        raise refusal("prefer", '"price" or "order"', value)
+    return cast("Preference", value)
 
 
 def _limit(parameter: str, usd: object) -> float | None:

@@ -42,7 +42,7 @@ from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import OpeningSweep, Sweep
 from skyward.market.spending import Spending
 from skyward.providers.base import Provider
-from skyward.providers.registry import provider_settings
+from skyward.providers.several import provider_record
 from skyward.request.request import PoolRequest
 from skyward.scheduling.calls import CallObserver
 from skyward.scheduling.certificates import issue
@@ -277,9 +277,10 @@ class RunningPool:
             await Sweep(ledger).end_pool(record.pool_id)
         self._keeping = self._make_keeping(tls, ledger)
         await asyncio.to_thread(start_keepers)
-        sweep = OpeningSweep(self._provider, ledger, publish=publish, pool_id=self._parts.pool_id)
-        sweep.begin()
-        to_close.push_async_callback(sweep.settle)
+        for provider in self._provider.members:
+            sweep = OpeningSweep(provider, ledger, publish=publish, pool_id=self._parts.pool_id)
+            sweep.begin()
+            to_close.push_async_callback(sweep.settle)
         folder = self._parts.folder
         fleet = self.fleet = Fleet(
             self._provider,
@@ -342,12 +343,13 @@ class RunningPool:
         folder, request = self._parts.kept, self._request
         if folder is None:
             return None
+        name, settings = provider_record(self._provider)
         record = self._found or FleetRecord(
             pool_id=self._parts.pool_id,
             name=folder.name,
             keep_s=request.keep_s,
-            provider=self._provider.name,
-            settings=provider_settings(self._provider),
+            provider=name,
+            settings=settings,
             machines=self._machine_parts(),
             applied=parts_for_nodes(request),
             request=request,

@@ -135,7 +135,9 @@ class FakeProvider(Provider):
         fates: Iterable[Fate] = (),
         look_interval_s: float = 1.0,
         clock: Clock = SYSTEM_CLOCK,
+        name: str = "fake",
     ) -> None:
+        self._name = name
         self.instances: dict[str, Instance] = {}
         self.calls: list[Verb] = []
         self.looked_at: list[float] = []
@@ -157,8 +159,8 @@ class FakeProvider(Provider):
 
     @property
     def name(self) -> str:
-        """``"fake"``."""
-        return "fake"
+        """``"fake"``, or as it was made: several in one pool need names of their own."""
+        return self._name
 
     # Controls and state for a test
 
@@ -296,7 +298,7 @@ class FakeProvider(Provider):
         fate = self._next_fate(order)
         network = self.networks[min(number, len(self.networks) - 1)] if fate.network is None else fate.network
         made = Instance(
-            id=f"fake-{number}",
+            id=f"{self._name}-{number}",
             key=key,
             state=InstanceState.PENDING,
             offer=offer,

@@ -61,8 +61,10 @@ class Reached:
 
 
 def machines(clock: FakeClock, *reached: Reached) -> Any:
+    provider = Entrusting("take")
     return SimpleNamespace(
-        provider=Entrusting("take"),
+        provider=provider,
+        provider_of=lambda _: provider,
         clock=clock,
         unended=lambda: [each.node for each in reached if not each.node.ended],
     )

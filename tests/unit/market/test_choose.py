@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from skyward.errors import CapacityError
@@ -43,6 +46,84 @@ def test_the_strategy_decides_how_many_nodes_get_which_offers(
     spot: object, expected: list[tuple[int, list[str]]]
 ) -> None:
     assert batches(spot) == expected
+
+
+def at(provider: str, price: float, *, region: str = "", island: bool = True, spot: bool = False) -> Offer:
+    spec = InstanceSpec(name="m", cpu=4, memory_gib=8)
+    return Offer(spec=spec, provider=provider, region=region, price_per_hour=price, island=island, spot=spot)
+
+
+OWN, EAST, WEST = (
+    at("ssh", 0.0),
+    at("aws", 2.0, region="east", island=False),
+    at("aws", 1.5, region="west", island=False),
+)
+VAST, VAST_SPOT, EAST_SPOT = at("vast", 1.0), at("vast", 0.4, spot=True), replace(EAST, spot=True, price_per_hour=0.6)
+
+
+@pytest.mark.parametrize(
+    ("request_", "offers", "order"),
+    [
+        ({"spot": "never"}, [EAST, VAST, WEST], [VAST, WEST, EAST]),
+        ({"spot": "never", "prefer": "order"}, [EAST, WEST, VAST], [WEST, EAST, VAST]),
+        ({"prefer": "order"}, [OWN, VAST_SPOT, VAST], [OWN, VAST_SPOT]),
+        # Who has no spot market takes part with what he has; who has one does not.
+        ({}, [OWN, WEST, VAST, VAST_SPOT], [OWN, VAST_SPOT, WEST]),
+        ({}, [EAST_SPOT, EAST, VAST], [EAST_SPOT, VAST]),
+        ({}, [EAST, VAST], [VAST, EAST]),
+    ],
+)
+def test_offers_of_several_providers_are_one_list(
+    request_: dict[str, Any], offers: list[Offer], order: list[Offer]
+) -> None:
+    (batch,) = choose(parse_request(**request_), offers, nodes=2, provider="all").batches
+
+    assert list(batch.offers) == order
+    assert batch.retries == 0
+
+
+@pytest.mark.parametrize(
+    ("failed", "order"),
+    [
+        ([], [VAST, WEST, EAST]),
+        ([VAST], [WEST, EAST, VAST]),
+        ([VAST, WEST], [EAST, VAST, WEST]),
+        ([WEST, EAST], [VAST, WEST, EAST]),
+        ([VAST, WEST, EAST], [VAST, WEST, EAST]),
+    ],
+)
+def test_what_did_not_come_up_is_tried_last(failed: list[Offer], order: list[Offer]) -> None:
+    request = parse_request(spot="never")
+    (batch,) = choose(request, [EAST, VAST, WEST], nodes=1, provider="all", failed=failed).batches
+
+    assert list(batch.offers) == order
+
+
+def test_a_provider_that_is_alone_is_insisted_on() -> None:
+    (batch,) = choose(parse_request(), [EAST_SPOT, EAST], nodes=1, provider="all").batches
+
+    assert batch.retries == 10
+
+
+@pytest.mark.parametrize(
+    ("beside", "spread", "order"),
+    [
+        ([EAST], False, [EAST]),
+        ([EAST], True, [VAST, WEST, EAST]),
+        ([VAST], False, [VAST, WEST, EAST]),  # it reaches no other anyway
+        ([EAST, VAST], False, [VAST, WEST, EAST]),
+    ],
+)
+def test_further_nodes_stay_in_reach_of_the_others(beside: list[Offer], spread: bool, order: list[Offer]) -> None:
+    request = parse_request(spot="never", spread=spread)
+    (batch,) = choose(request, [EAST, VAST, WEST], nodes=1, provider="all", beside=beside).batches
+
+    assert list(batch.offers) == order
+
+
+def test_nodes_that_stay_together_say_how_they_need_not() -> None:
+    with pytest.raises(CapacityError, match=r"aws east offers no machine.*spread=True lets them come from anywhere"):
+        choose(parse_request(spot="never"), [VAST, WEST], nodes=1, provider="all", beside=[EAST])
 
 
 def test_a_share_is_not_rounded_up_by_floating_point() -> None:

@@ -1,0 +1,272 @@
+"""Several providers as one: all are asked, and a refusal of one leads to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias, cast
+
+from skyward.errors import (
+    AuthenticationError,
+    CapacityError,
+    ConfigurationError,
+    QuotaError,
+    RateLimitError,
+    SkywardError,
+    UnreachableError,
+)
+from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider, checked_provider
+from skyward.providers.registry import make_provider, provider_settings
+from skyward.request.instance import InstanceSpec
+from skyward.request.request import PoolRequest
+
+ProviderLike: TypeAlias = Provider | Sequence[Provider]
+"""Values that ``provider=`` takes: a provider, or a list of them."""
+
+_ANSWER_S: Final = 10.0
+_OWN_ANSWER_S: Final = 25.0
+"""Seconds in which a provider, and one of the user's own machines, has to answer: one host that is down takes 15."""
+_RECORDED: Final = "several"
+_LONGEST_LABEL: Final = 40
+_ELSEWHERE: Final = (CapacityError, QuotaError, RateLimitError, UnreachableError, AuthenticationError)
+"""Errors of one provider that another may not have, those first after which a later attempt may succeed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Several(Provider):
+    """A provider made of others.
+
+    Offers of all come together, each with its provider's label. Machines are bought price by price in the order of the
+    offers: one attempt after the other, each at one site, which is a provider in a region.
+
+    Args:
+        providers: the providers, at least two.
+
+    Attributes:
+        labels: label of each: its name, and what tells several of that name apart.
+    """
+
+    providers: tuple[Provider, ...]
+    labels: tuple[str, ...] = field(init=False)
+    _silent: dict[str, SkywardError] = field(init=False, repr=False, default_factory=dict[str, SkywardError])
+    _of: dict[str, int] = field(init=False, repr=False, default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", _labels(self.providers))
+
+    @property
+    def name(self) -> str:
+        """Their labels."""
+        return ", ".join(self.labels)
+
+    @property
+    def members(self) -> Sequence[Provider]:
+        """See :attr:`Provider.members`."""
+        return self.providers
+
+    def member_of(self, offer: Offer) -> Provider:
+        """See :meth:`Provider.member_of`."""
+        if offer.provider not in self.labels:
+            raise ConfigurationError(f"a machine is of provider {offer.provider!r}, and the pool has {self.name}")
+        return self.providers[self.labels.index(offer.provider)]
+
+    @property
+    def silence(self) -> str:
+        """Which providers did not answer when offers were last asked for, and why; empty if all did."""
+        if not self._silent:
+            return ""
+        reasons = "; ".join(f"{label}: {error}" for label, error in self._silent.items())
+        return f"no offers from {len(self._silent)} of {len(self.labels)} providers: {reasons}"
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """Return the offers of all that answer in time, in the providers' order.
+
+        Raises:
+            SkywardError: none has an offer; the message gives the reason of each.
+        """
+        if request.spread and not request.one_network:
+            request = replace(request, nodes=1, elastic=None)  # a provider need not have room for all of them
+        asking = map(_ask, self.labels, self.providers, itertools.repeat(request))
+        answers = dict(zip(self.labels, await asyncio.gather(*asking), strict=True))
+        refused = {label: answer for label, answer in answers.items() if isinstance(answer, SkywardError)}
+        self._silent.clear()
+        self._silent.update(
+            (label, error)
+            for label, error in refused.items()
+            if not isinstance(error, CapacityError | ConfigurationError)  # they answer: there is nothing to fix
+        )
+        found = [offer for answer in answers.values() if not isinstance(answer, SkywardError) for offer in answer]
+        if refused and not found:
+            raise _summary("no provider offers a machine for this request", [*refused.items()])
+        return found
+
+    async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        """Create the machines at the first site that has them all.
+
+        Raises:
+            SkywardError: each has refused; the message gives the reason of each.
+        """
+        refusals: list[tuple[str, SkywardError]] = []
+        passed: set[str] = set()
+        for attempt in attempts(offers, nodes=len(order.keys)):
+            first = attempt[0]
+            if first.provider in passed:
+                continue
+            member = self.member_of(first)
+            try:
+                async with order.served_by(member, attempt) as own:
+                    made = await member.launch([replace(offer, provider="") for offer in attempt], own)
+            except _ELSEWHERE as error:
+                refusals.append((" ".join(filter(None, (first.provider, first.region))), error))
+                if not isinstance(error, CapacityError | QuotaError):
+                    passed.add(first.provider)
+            else:
+                return self._labelled(first.provider, made)
+        raise _summary("no provider has the machines for this request now", refusals)
+
+    async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
+        """Return the records of machines that it has launched or listed; others are gone."""
+        seen: dict[str, Instance] = {}
+        for index, ids in self._by_member(instance_ids).items():
+            records = await self.providers[index].describe(ids)
+            seen |= zip(ids, self._labelled(self.labels[index], records), strict=True)
+        gone = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
+        return [
+            seen.get(each) or Instance(id=each, key="", state=InstanceState.GONE, offer=gone) for each in instance_ids
+        ]
+
+    async def terminate(self, instance_ids: Sequence[str]) -> None:
+        """Terminate machines that it has launched or listed."""
+        work = [self.providers[index].terminate(ids) for index, ids in self._by_member(instance_ids).items()]
+        outcomes = await asyncio.gather(*work, return_exceptions=True)
+        for error in filter(None, outcomes):
+            raise error
+
+    async def close(self) -> None:
+        """Close all of them."""
+        outcomes = await asyncio.gather(*(member.close() for member in self.providers), return_exceptions=True)
+        for error in filter(None, outcomes):
+            raise error
+
+    def _by_member(self, instance_ids: Sequence[str]) -> Mapping[int, list[str]]:
+        ids: defaultdict[int, list[str]] = defaultdict(list)
+        for each in instance_ids:
+            if each in self._of:
+                ids[self._of[each]].append(each)
+        return ids
+
+    def _labelled(self, label: str, machines: Sequence[Instance]) -> Sequence[Instance]:
+        self._of.update((each.id, self.labels.index(label)) for each in machines)
+        return [labelled(each, label) for each in machines]
+
+
+async def _ask(label: str, provider: Provider, request: PoolRequest) -> Sequence[Offer] | SkywardError:
+    """Return a provider's offers with its label, or why there are none."""
+    limit_s = _OWN_ANSWER_S if provider.own_machines else _ANSWER_S
+    asking = asyncio.ensure_future(provider.offers(request))
+    try:
+        done, _ = await asyncio.wait((asking,), timeout=limit_s)
+        if not done:
+            return UnreachableError(f"no answer within {limit_s:g} s")
+        return [replace(offer, provider=label) for offer in asking.result()]
+    except SkywardError as error:
+        return error
+    except Exception as error:  # a provider may be anybody's code
+        return UnreachableError(f"its answer is no list of offers ({type(error).__name__}: {error})")
+    finally:
+        asking.cancel()  # it is not waited for: it may not let itself be cancelled
+
+
+def labelled(instance: Instance, label: str) -> Instance:
+    """Return a provider's record of a machine with the label that it has in a list; empty where there is none."""
+    if instance.offer.provider == label:
+        return instance
+    return replace(instance, offer=replace(instance.offer, provider=label))
+
+
+def attempts(offers: Sequence[Offer], *, nodes: int) -> Sequence[Sequence[Offer]]:
+    """Return ranked offers as they are tried: those of one site that follow each other are one attempt.
+
+    For several machines an attempt may also use the site's cheaper offers, which alone did not suffice.
+    """
+    earlier: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
+    found: list[list[Offer]] = []
+    for site, run in itertools.groupby(offers, key=lambda offer: offer.site):
+        new = [*run]
+        found.append([*earlier[site], *new] if nodes > 1 else new)
+        earlier[site] += new
+    return found
+
+
+def _summary(what: str, refusals: Sequence[tuple[str, SkywardError]]) -> SkywardError:
+    """Return the error of an order that all have refused, with a line for each refusal."""
+    errors = [error for _, error in refusals]
+    kind = next((kind for kind in _ELSEWHERE if any(isinstance(each, kind) for each in errors)), ConfigurationError)
+    lines = [f"- {name}: {' '.join(str(error).split())}" for name, error in refusals]
+    summary = kind("\n".join([f"{what}; tried, in this order:", *lines]))
+    summary.__cause__ = errors[-1]
+    return summary
+
+
+def _labels(providers: Sequence[Provider]) -> tuple[str, ...]:
+    alike = Counter(provider.name for provider in providers)
+    settings = [provider_settings(provider) for provider in providers]
+    labels: list[str] = []
+    for provider, own in zip(providers, settings, strict=True):
+        others = [theirs for other, theirs in zip(providers, settings, strict=True) if other.name == provider.name]
+        apart = [_words(value) for name, value in own.items() if any(other.get(name) != value for other in others)]
+        what = ", ".join(filter(None, apart))[:_LONGEST_LABEL] if alike[provider.name] > 1 else ""
+        labels.append(f"{provider.name} ({what})" if what else provider.name)
+    taken = Counter(labels)
+    numbers: Counter[str] = Counter()
+    for index, label in enumerate(labels):
+        if taken[label] > 1:  # what tells them apart is secret
+            numbers[label] += 1
+            labels[index] = f"{label} #{numbers[label]}"
+    return tuple(labels)
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, cast("Sequence[object]", value)))
+    return "" if value is None else str(value)
+
+
+# --- what users pass, and what records hold -------------------------------------------------------------------------
+
+
+def parse_provider(value: object) -> Provider:
+    """Return the provider that ``provider=`` names; a list is made one.
+
+    Raises:
+        ConfigurationError: it is none, an empty list, or a list with something else in it, or with one twice.
+    """
+    if not isinstance(value, list | tuple):
+        return checked_provider(value)
+    given = cast("Sequence[object]", value)
+    if not given:
+        raise ConfigurationError("provider is an empty list: name the source of the machines, such as [sky.AWS()]")
+    providers = [checked_provider(each, f"provider[{index}]") for index, each in enumerate(given)]
+    for index, provider in enumerate(providers):
+        if (first := providers.index(provider)) < index:
+            same = f"provider[{first}] ({provider.name} with equal settings)"
+            raise ConfigurationError(f"provider[{index}] is the same as {same}: leave one out")
+    return providers[0] if len(providers) == 1 else Several(tuple(providers))
+
+
+def provider_record(provider: Provider) -> tuple[str, dict[str, Any]]:
+    """Return name and settings, as JSON values, from which :func:`recorded_provider` makes the provider again."""
+    if not isinstance(provider, Several):
+        return provider.name, provider_settings(provider)
+    members = [{"name": each.name, "settings": provider_settings(each)} for each in provider.providers]
+    return _RECORDED, {"providers": members}
+
+
+def recorded_provider(name: str, settings: Mapping[str, Any]) -> Provider:
+    """Return the provider of a record; errors as :func:`~skyward.providers.registry.make_provider`."""
+    if name != _RECORDED:
+        return make_provider(name, settings)
+    return Several(tuple(make_provider(each["name"], each["settings"]) for each in settings["providers"]))

@@ -1,0 +1,197 @@
+"""A fleet of several providers: who serves it, what the ledger says, and where replacements come from."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import AuthenticationError, BudgetError, CapacityError, ConfigurationError, UnreachableError
+from skyward.events import Error, InstanceLaunching, InstanceProvisioned, Notice
+from skyward.ledger.ledger import Ledger
+from skyward.providers.base import Instance, LaunchOrder, Offer
+from skyward.request.instance import InstanceSpec
+from skyward.testing.provider import FakeProvider, Fate
+from support.fleets import FleetStage, until
+
+NEVER_RUNS = Fate(pending_s=math.inf)
+
+
+def offer(price: float, *, region: str = "here", island: bool = True, name: str = "m", spot: bool = False) -> Offer:
+    spec = InstanceSpec(name=name, cpu=2, memory_gib=4)
+    return Offer(spec=spec, region=region, price_per_hour=price, island=island, ready_within_s=60.0, spot=spot)
+
+
+def seller(name: str, *offers: Offer, networks: tuple[str, ...] = ("",)) -> FakeProvider:
+    return FakeProvider(offers, name=name, networks=networks)
+
+
+class Few(FakeProvider):
+    """Has two machines."""
+
+    def _make(self, offer: Offer, key: str, order: LaunchOrder) -> Instance:
+        if len(self.alive) == 2:
+            raise CapacityError("sold out")
+        return super()._make(offer, key, order)
+
+
+class Stage(FleetStage):
+    def places(self) -> list[tuple[str, str]]:
+        return [(each.purchase.provider, each.instance_id or "") for each in self.ledger.open_entries()]
+
+    def notices(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, Notice)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    """The first is cheap, the second dear."""
+    ledger = Ledger(tmp_path / "ledger.db")
+    return Stage(ledger=ledger, provider=seller("cheap", offer(1.0)), others=[seller("dear", offer(2.0))])
+
+
+async def test_the_cheapest_serves_and_is_in_the_ledger_under_its_own_name(stage: Stage) -> None:
+    async with stage.kept():
+        assert stage.places() == [("cheap", "cheap-0"), ("cheap", "cheap-1")]
+    launching = [event.provider for event in stage.events if isinstance(event, InstanceLaunching | InstanceProvisioned)]
+    assert launching == ["cheap"] * 3
+
+
+async def test_own_machines_come_first_where_the_order_counts(stage: Stage) -> None:
+    stage.provider, stage.others = stage.others[0], [stage.provider]
+    async with stage.kept(prefer="order"):
+        assert stage.places() == [("dear", "dear-0"), ("dear", "dear-1")]
+
+
+async def test_sold_out_there_the_next_serves(stage: Stage) -> None:
+    stage.provider.fail("create", CapacityError("sold out"), times=9)
+    async with stage.kept():
+        assert stage.places() == [("dear", "dear-0"), ("dear", "dear-1")]
+    assert any(
+        told.startswith("cheap refuses: cheap has none of its offers available now")
+        and told.endswith("the next attempt is m on demand ($2 an hour) at dear")
+        for told in stage.notices()
+    )
+
+
+async def test_all_sold_out_is_one_error_with_every_refusal(stage: Stage) -> None:
+    for provider in (stage.provider, *stage.others):
+        provider.fail("create", CapacityError("sold out"), times=9)
+
+    with pytest.raises(CapacityError, match=r"(?s)\n- cheap here: cheap has none .*\n- dear here: dear has none "):
+        await stage.fleet().start()
+    assert stage.ledger.open_entries() == ()
+
+
+async def test_who_has_no_credentials_is_named_once(stage: Stage) -> None:
+    stage.provider.fail("offers", AuthenticationError("no key"), times=9)
+    async with stage.kept(nodes=1) as fleet:
+        await fleet.scale(2, ())
+        assert [name for name, _ in stage.places()] == ["dear", "dear"]
+    told = [each for each in stage.notices() if "no key" in each]
+    assert told == ["no offers from 1 of 2 providers: cheap: no key"]
+
+
+async def test_a_create_call_without_an_answer_is_settled_at_its_provider(stage: Stage) -> None:
+    """Its machine appears late; by then the next provider serves."""
+    stage.provider.fate = Fate(unlisted_s=60.0)
+    stage.provider.fail("create", UnreachableError("no answer"), times=9, done=True)
+    async with stage.kept(nodes=1) as fleet:
+        await until(lambda: bool(stage.provider.instances) and not stage.provider.alive)
+        assert [node.instance.id for node in fleet.nodes] == ["dear-0"]
+
+
+async def test_a_machine_that_does_not_come_up_leads_to_another_provider(stage: Stage) -> None:
+    stage.provider.fate = NEVER_RUNS
+    async with stage.kept(nodes=1):
+        assert [name for name, _ in stage.places()] == ["dear"]
+
+
+async def test_a_replacement_comes_from_where_one_can_be_had(stage: Stage) -> None:
+    async with stage.kept(nodes=1) as fleet:
+        stage.provider.sold_out.add(offer(1.0))
+        stage.lose(0)
+        await until(lambda: [node.instance.id for node in fleet.ready_nodes()] == ["dear-0"])
+
+
+async def test_nodes_that_share_a_network_are_replaced_in_it(tmp_path: Path) -> None:
+    here, there = offer(1.0, island=False), offer(0.5, island=False)
+    east, west = seller("east", here, networks=("e",)), seller("west", there, networks=("w",))
+    stage = Stage(ledger=Ledger(tmp_path / "ledger.db"), provider=east, others=[west])
+    west.sold_out.add(there)
+    async with stage.kept(nodes=2) as fleet:
+        west.sold_out.clear()  # cheaper by now, and out of reach
+        stage.lose(1)
+        await until(lambda: sorted(node.instance.id for node in fleet.ready_nodes()) == ["east-0", "east-2"])
+
+
+async def test_nodes_may_be_spread_over_what_each_provider_has(stage: Stage) -> None:
+    stage.provider = Few([offer(1.0)], name="few", networks=("",))
+    async with stage.kept(nodes=5, spread=True, max_cost=50.0) as fleet:
+        assert sorted(name for name, _ in stage.places()) == ["dear"] * 3 + ["few"] * 2
+        assert {node.rank for node in fleet.nodes} == set(range(5))
+    assert all(entry.closed_at is not None for entry in stage.ledger.entries())
+
+
+async def test_without_spread_all_nodes_are_of_one_provider(stage: Stage) -> None:
+    stage.provider = Few([offer(1.0)], name="few", networks=("",))
+    async with stage.kept(nodes=3):
+        assert [name for name, _ in stage.places()] == ["dear"] * 3
+
+
+async def test_a_pool_waits_for_the_machine_that_appears(stage: Stage) -> None:
+    for provider in (stage.provider, *stage.others):
+        provider.fail("create", CapacityError("sold out"), times=3)
+    async with stage.kept(nodes=1, wait_for_capacity="2h"):
+        assert 30 <= stage.clock.elapsed() < 100
+    told = stage.notices()
+    assert any("\n- dear here: dear has none of its offers" in each for each in told)
+    assert "waiting for capacity: minute 0 of 120" in told
+
+
+async def test_the_wait_ends_with_every_refusal_and_a_line_a_minute(stage: Stage) -> None:
+    for provider in (stage.provider, *stage.others):
+        provider.fail("create", CapacityError("sold out"), times=999)
+
+    with pytest.raises(CapacityError, match=r"(?s)in 5 min of wait_for_capacity: .*\n- cheap here: .*\n- dear here: "):
+        await stage.fleet(nodes=1, wait_for_capacity="5m").start()
+    lines = [each for each in stage.notices() if each.startswith("waiting for capacity: minute ")]
+    assert lines == [f"waiting for capacity: minute {minute} of 5" for minute in range(5)]
+
+
+async def test_a_pool_that_waits_keeps_nothing_meanwhile_and_takes_its_time_if_that_costs(stage: Stage) -> None:
+    stage.others = []
+    stage.provider.fail("create", CapacityError("sold out"))
+    async with stage.kept(nodes=2, wait_for_capacity="1h", spread=True):
+        assert stage.clock.elapsed() >= 300.0
+        assert (len(stage.provider.instances), len(stage.provider.alive)) == (3, 2)
+
+
+async def test_a_price_above_the_limit_is_waited_for_too(stage: Stage) -> None:
+    with pytest.raises(CapacityError, match=r"max_price_per_hour=0\.5 is below every offer"):
+        await stage.fleet(max_price_per_hour=0.5, wait_for_capacity="1m").start()
+    with pytest.raises(ConfigurationError, match=r"max_price_per_hour=0\.5 is below every offer"):
+        await stage.fleet(max_price_per_hour=0.5).start()
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("wrong"), AuthenticationError("403")])
+async def test_what_no_time_cures_is_not_waited_for(stage: Stage, error: Exception) -> None:
+    stage.others = []
+    stage.provider.fail("launch", error)
+    with pytest.raises(type(error)):
+        await stage.fleet(wait_for_capacity="1h").start()
+    assert stage.clock.elapsed() == 0.0
+
+
+async def test_the_end_of_machines_is_confirmed_by_each_provider(stage: Stage) -> None:
+    stage.provider.fail("terminate", UnreachableError("500"), times=2)
+    async with stage.kept(nodes=2, spread=True):
+        pass
+    assert not [event for event in stage.events if isinstance(event, Error)]
+
+
+async def test_max_cost_counts_the_machines_of_all(stage: Stage) -> None:
+    with pytest.raises((BudgetError, ConfigurationError), match="max_cost"):
+        await stage.fleet(nodes=2, spread=True, max_cost=0.001).start()
+    assert stage.provider.instances == {}
