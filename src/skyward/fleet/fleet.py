@@ -215,16 +215,18 @@ class Fleet:
 
     def cost(self, now: float) -> CostReport:
         """Return the cost of the fleet until ``now``, an ``elapsed`` reading of its clock in seconds."""
-        return CostReport(usages=tuple(self._machines.usages()), now=now)
+        return CostReport(usages=tuple(self._machines.usages()), now=now, provider=self._machines.provider.name)
 
     def status(self) -> FleetStatus:
         """Return the present state of the fleet. Thread-safe."""
+        cost = self.cost(self._clock.elapsed())
         members = dict(self._members)  # a copy, because the loop changes it while another thread reads
         return FleetStatus(
             wanted=len(self.wanted),
             workers_per_node=self._request.workers_per_node,
             nodes=tuple(self._node_status(member) for _, member in sorted(members.items())),
-            cost=self.cost(self._clock.elapsed()).total,
+            cost=cost.total,
+            cost_by_provider=cost.by_provider,
             boot_s=self.boot_s,
             elastic=self._request.elastic,
         )
@@ -335,8 +337,8 @@ class Fleet:
             UnreachableError: a node does not answer, and may live.
         """
         self._user, self._is_whole = user, False
-        if record.spent:
-            self._machines.past.append(Usage.past(record.spent, self._clock.elapsed()))
+        now = self._clock.elapsed()
+        self._machines.past += [Usage.past(usd, now, provider=name) for name, usd in record.spent.items() if usd]
         members = {member.rank: member for member in self._add_members([kept.rank for kept in record.nodes])}
         self._spawn(renew_secrets(self._machines))
         self._spawn(self._end_lost_machines())
@@ -404,10 +406,10 @@ class Fleet:
         members = [member for _, member in sorted(self._members.items()) if member.wanted and member.in_use]
         return [member.node for member in members if member.node is not None]
 
-    def _spent(self) -> float:
-        """Return what machines have cost that are gone."""
-        now = self._clock.elapsed()
-        return sum(usage.cost(now) for usage in self._machines.usages() if usage.ended_at is not None)
+    def _spent(self) -> Mapping[str, float]:
+        """Return what machines have cost that are gone, in USD by provider."""
+        cost = self.cost(self._clock.elapsed())
+        return replace(cost, usages=tuple(usage for usage in cost.usages if usage.ended_at is not None)).by_provider
 
     def _record(self) -> None:
         """Have the record of a kept fleet follow its nodes."""

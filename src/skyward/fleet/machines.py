@@ -720,8 +720,7 @@ class _Order(LaunchOrder):
         """Yield the order with ledger entries at a provider, which an error settles."""
         self._refuse_to_go_on("machines are no longer asked for")
         if self.refusals:
-            best, label = offers[0], offers[0].provider
-            self.machines.notice(f"{self.refusals[-1]}; the next attempt is {describe_offer(best)} at {label}")
+            self.machines.notice(f"{self.refusals[-1]}; the next attempt is {describe_offer(offers[0])}")
         earlier = set(self.creates)
         order = replace(self, server=provider, offers=tuple(offers))
         keys = await order.reserve(self.ranks)

@@ -217,9 +217,10 @@ def _is_dearer(offer: Offer, asked: Offer) -> bool:
 
 
 def describe_offer(offer: Offer) -> str:
-    """Return machine type, market and price of an offer, for messages."""
+    """Return machine type, provider among several, market and price of an offer, for messages."""
+    provider = f" of {offer.provider}" if offer.provider else ""
     price = "price not known" if offer.price_per_hour is None else f"${offer.price_per_hour:.4g} an hour"
-    return f"{offer.spec.name} {'on the spot market' if offer.spot else 'on demand'} ({price})"
+    return f"{offer.spec.name}{provider} {'on the spot market' if offer.spot else 'on demand'} ({price})"
 
 
 def _counted(nodes: int) -> str:
@@ -267,7 +268,7 @@ class Attempt:
     def __str__(self) -> str:
         offer = self.instance.offer
         host = f"host {self.instance.host}" if self.instance.host else ""
-        place = ", ".join(filter(None, (offer.spec.name, offer.region, host)))
+        place = ", ".join(filter(None, (offer.spec.name, offer.provider, offer.region, host)))
         return f"machine {self.instance.id} ({place}) {self.reason}{_cost_words(self.cost)}"
 
 
