@@ -39,6 +39,7 @@ VENDORS = {
 
 NAMED_BY_THE_API = {
     "skyward/providers/__init__.py",  # the providers' names, and where they lie
+    "skyward/providers/list_prices.toml",  # what each asks for its machines
     "skyward/providers/registry.py",  # which class each name means
     "skyward/providers/storage.py",  # which module keeps each kind of volume
     "skyward/accelerators.py",  # chips that bear their maker's name
@@ -281,7 +282,7 @@ def test_every_provider_has_a_test_file_and_a_row_in_the_docs() -> None:
     providers = {
         path.stem
         for path in (SOURCE / "skyward" / "providers").iterdir()
-        if not path.name.startswith("_") and path.stem not in ("base", "registry", "storage")
+        if not path.name.startswith("_") and path.stem not in ("base", "list_prices", "registry", "storage")
     }
     tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests").rglob("test_*.py")}
 

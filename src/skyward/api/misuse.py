@@ -416,8 +416,10 @@ def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenat
 
 def options_by_name(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function of a provider and keywords: the errors of wrong ones name the right ones."""
-    first, *options = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
+    first, *options = parameters
     name, provider = function.__name__, "skyward.Local()"
+    needs_first = parameters[first].default is inspect.Parameter.empty
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -425,7 +427,7 @@ def options_by_name(function: Callable[P, T]) -> Callable[P, T]:
             refuse_unknown(name, kwargs, (first, *options))
             if len(args) > 1:
                 raise TypeError(f"{name} takes its options by name: write {name}({provider}, {options[0]}=...)")
-            if not args and first not in kwargs:
+            if needs_first and not args and first not in kwargs:
                 others = "".join(f", {option}=..." for option in kwargs)
                 raise TypeError(f"{name} needs a {first}, as in {name}({provider}{others})")
             return function(*args, **kwargs)

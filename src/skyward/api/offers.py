@@ -1,135 +1,500 @@
-"""Machine types that a provider rents out, as a Python function."""
+"""Machine types that providers rent out, with their prices, with an account or without one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import is_dataclass, replace
+import asyncio
+import datetime as dt
+import enum
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from html import escape
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from skyward.api.misuse import options_by_name
 from skyward.base.loop import acquire_loop
-from skyward.errors import SkywardError
+from skyward.base.waiting import CALL_LIMIT_S
+from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
+from skyward.ledger.sweep import attributed
 from skyward.providers.base import Offer, Provider, checked_provider
+from skyward.providers.list_prices import closest_sold, listed_offers, most_sold
+from skyward.providers.registry import provider_names, provider_type
+from skyward.providers.several import ProviderLike, Several, parse_provider
 from skyward.request.accelerators import Accelerator, any_accelerator
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest, parse_request
 
-__all__ = ["Offers", "offers"]
+__all__ = ["Offers", "PriceBasis", "PricedInstance", "offers"]
 
-_COLUMNS = ("type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h")
+LIMIT_S: Final = 2.0
+"""Time for the answer of one provider, where all are asked."""
+_NAMED_S: Final = 10.0
+"""Time for the answer of each of those that the user names."""
+COLUMNS: Final = ("provider", "type", "accelerators", "cores", "GiB", "spot $/h", "$/h", "rests on")
+_NOW_S: Final = 10.0
+_CENTS: Final = 1.0
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
+_logger = logging.getLogger("skyward")
 
 
-class Offers(tuple[InstanceSpec, ...]):
-    """Machine types, cheapest first; a tuple that is shown as a table, as text and in notebooks."""
+class PriceBasis(enum.Enum):
+    """What a price rests on."""
 
-    __slots__ = ()
+    LIVE = "live"
+    """The provider offers the machine to this account, at this price, now."""
+    PUBLIC = "public"
+    """The vendor shows this price to anyone, now. The machine may not be in stock."""
+    LISTED = "list"
+    """The vendor asked this price on the day of a list that is shipped with Skyward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedInstance(InstanceSpec):
+    """Machine type of a provider with its prices, and what they rest on.
+
+    Attributes:
+        provider: name of the provider.
+        regions: regions that have it, the cheapest first; empty if they are not known, or the provider has none.
+        basis: see :class:`PriceBasis`.
+        price_age_s: seconds since the price was asked for, or since the day of the list.
+        zones: zones that have it, with the USD an hour on spot where the provider has such zones.
+        note: remark of the provider; empty for none.
+    """
+
+    provider: str
+    regions: tuple[str, ...] = ()
+    basis: PriceBasis = PriceBasis.LIVE
+    price_age_s: float = 0.0
+    zones: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], hash=False)
+    note: str = ""
+
+    @property
+    def cheapest(self) -> float:
+        """The lower of its prices, in USD an hour; infinity if none is known."""
+        return min((price for price in (self.price_spot, self.price_on_demand) if price is not None), default=math.inf)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells of its row: see :data:`COLUMNS`."""
+        more = f" +{len(self.regions) - 1}" if len(self.regions) > 1 else ""
+        age = "" if self.price_age_s < _NOW_S else f" {_age(self.price_age_s)}"
+        return (
+            f"{self.provider} {self.regions[0] if self.regions else ''}{more}".strip(),
+            self.name,
+            f"{self.accelerator_count}x {self.accelerator}" if self.accelerator else "",
+            str(self.cpu or "?"),  # some vendors do not state the size of machines with GPUs
+            f"{self.memory_gib:g}" if self.memory_gib else "?",
+            *map(_usd, (self.price_spot, self.price_on_demand)),
+            f"{self.basis.value}{age}",
+        )
+
+
+class Offers(tuple[PricedInstance, ...]):  # noqa: SLOT001 - a tuple's slots cannot hold values
+    """Machine types, cheapest first; a tuple that is shown as a table, as text and in notebooks.
+
+    Attributes:
+        remarks: lines about providers that have none, and about what prices rest on.
+    """
+
+    remarks: Sequence[str] = ()
 
     def __repr__(self) -> str:
         if not self:
-            return "no machine type satisfies the request"
-        rows = [_COLUMNS, *map(spec_cells, self)]
+            return "\n".join(["no machine type satisfies the request", *self.remarks])
+        rows = [COLUMNS, *(each.cells for each in self)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*table, *self.remarks])
 
     def _repr_html_(self) -> str:
+        remarks = "".join(f"<p>{escape(each)}</p>" for each in self.remarks)
         if not self:
-            return f"<p>{self!r}</p>"
+            return f"<p>no machine type satisfies the request</p>{remarks}"
         head, *rows = (
             "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
-            for tag, cells in [("th", _COLUMNS), *(("td", spec_cells(spec)) for spec in self)]
+            for tag, cells in [("th", COLUMNS), *(("td", each.cells) for each in self)]
         )
         body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def spec_cells(spec: InstanceSpec) -> tuple[str, ...]:
-    """Return the cells of a machine type: name, accelerators, cores, memory, spot price, on-demand price."""
-    memory = f" {spec.accelerator_memory_gib:g} GiB" if spec.accelerator_memory_gib else ""
-    return (
-        spec.name,
-        f"{spec.accelerator_count} x {spec.accelerator}{memory}" if spec.accelerator else "",
-        str(spec.cpu or "?"),  # some vendors do not state the size of machines with GPUs
-        f"{spec.memory_gib:g} GiB" if spec.memory_gib else "?",
-        *("?" if usd is None else f"{usd:.4f}" for usd in (spec.price_spot, spec.price_on_demand)),
-    )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{remarks}"
 
 
 @options_by_name
 def offers(
-    provider: Provider,
+    provider: ProviderLike | None = None,
     *,
     accelerator: str | Accelerator | None = None,
     cpu: int | None = None,
     memory: str | None = None,
     machine: str | None = None,
 ) -> Offers:
-    """Return the machine types that satisfy a request, cheapest first; create nothing.
+    """Return the machine types that satisfy a request, cheapest first, with their prices; create nothing.
 
-    Prices are in USD an hour. The result is a tuple that is shown as a table.
-    :func:`~skyward.select_instance` chooses the smallest type of them::
+    Without a provider, every one that rents machines is asked, for two seconds. That needs no account: where there are
+    no credentials, the prices are those that the vendor shows to anyone, else those of a list that is shipped with
+    Skyward: ``basis`` of a row says which. Prices are in USD an hour. The result is a tuple that
+    is shown as a table. :func:`~skyward.select_instance` chooses the smallest type of them::
 
+        sky.offers(accelerator="H100:4")
         sky.select_instance(sky.offers(provider, accelerator="A100"), accelerator="A100", memory="128GB")
 
     Args:
-        provider: the provider to query.
-        accelerator: kind and minimum number on a machine, such as ``"A100"``.
+        provider: the only provider to ask, with its account, as a pool would; of a list each has ten seconds.
+        accelerator: kind and minimum number on a machine, such as ``"A100"`` or ``"H100:4"``.
         cpu: minimum number of cores.
         memory: minimum main memory, such as ``"64GB"``.
         machine: the provider's name of the only type to return.
 
     Raises:
-        ConfigurationError: a parameter is wrong, or the provider has no such machine.
-        AuthenticationError: the provider refuses the credentials.
+        ConfigurationError: a parameter is wrong, or no provider has such a machine; names the closest ones.
+        CapacityError: no such machine is available now.
+        AuthenticationError: the provider that is named refuses the credentials.
     """
     request = parse_request(accelerator=accelerator, cpu=cpu, memory=memory, machine=machine, spot="if-available")
+    named = None if provider is None else parse_provider(provider)
+    match named:
+        case None:
+            asked = _ask_all(rented_sources(), request, LIMIT_S)
+        case Several():
+            members = zip(named.labels, named.providers, strict=True)
+            asked = _ask_all([_member_source(label, member) for label, member in members], request, _NAMED_S)
+        case _:
+            asked = _ask_one(named, request)
     loop = acquire_loop()
     try:
-        matching = loop.call(_ask(checked_provider(provider), request))
+        return loop.call(asked)
     finally:
         loop.release()
-    types = dict.fromkeys(offer.spec.name for offer in matching)
-    specs = [priced([offer for offer in matching if offer.spec.name == name]) for name in types]
-    return Offers(sorted(specs, key=price_rank))
 
 
-async def _ask(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
-    # A copy: open pools may share the provider, and closing it would close their connections.
-    own = cast("Provider", replace(cast("Any", provider))) if is_dataclass(provider) else provider
+async def _ask_one(provider: Provider, request: PoolRequest) -> Offers:
+    own = _own_copy(provider)
     try:
-        return await find_offers(own, request)
+        matching = await find_offers(own, request)
     finally:
         if own is not provider:
             await own.close()
+    return Offers(priced_instances(provider.name, matching))
 
 
-async def find_offers(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
-    """Return a provider's offers; where nothing is requested, of machines without accelerators and with any.
+async def _ask_all(sources: Sequence[PriceSource], request: PoolRequest, limit_s: float) -> Offers:
+    survey = await survey_prices(sources, request, limit_s=limit_s)
+    if not survey.rows:
+        raise survey.no_rows(request)
+    found = Offers(survey.rows)
+    found.remarks = [*survey.silence, *survey.basis]
+    return found
 
-    A pool that requests nothing gets none with accelerators, and so providers leave them out.
+
+def _own_copy(provider: Provider) -> Provider:
+    """Return a copy: open pools may share the provider, and closing it would close their connections."""
+    return cast("Provider", replace(cast("Any", provider))) if is_dataclass(provider) else provider
+
+
+# --- prices of many providers -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSource:
+    """Provider to ask for prices.
+
+    Attributes:
+        name: its name.
+        make: creates it.
+        kind: its class; None if it cannot be loaded.
+        account: True to ask with credentials.
+        configured: True if it has settings of the user's.
     """
-    if request.machine is not None or request.wish != InstanceWish():
-        return await provider.offers(request)
+
+    name: str
+    make: Callable[[], Provider]
+    kind: type[Provider] | None
+    account: bool
+    configured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSurvey:
+    """Answers of providers.
+
+    Attributes:
+        rows: machine types, cheapest first.
+        errors: reasons for which a provider did not answer, or has none, by its name.
+        left_out: number of offers that were not accepted.
+    """
+
+    rows: Sequence[PricedInstance]
+    errors: Mapping[str, SkywardError]
+    left_out: int = 0
+
+    @property
+    def silence(self) -> list[str]:
+        """The lines about providers without an answer; none about those that do not sell such machines."""
+        names: dict[str, list[str]] = {}
+        for name, error in self.errors.items():
+            if not isinstance(error, ConfigurationError):
+                names.setdefault(str(error), []).append(name)
+        return [attributed(", ".join(alike), error) for error, alike in names.items()]
+
+    @property
+    def basis(self) -> list[str]:
+        """The lines about prices that are not live."""
+        today = dt.datetime.now(tz=dt.UTC).date()
+        listed: dict[str, dt.date] = {}
+        for row in self.rows:
+            if row.basis is PriceBasis.LISTED:
+                day = today - dt.timedelta(seconds=row.price_age_s)
+                listed[row.provider] = min(day, listed.get(row.provider, day))
+        lines = [
+            f"list: {name} asked these prices on {day}; they are shipped with Skyward" for name, day in listed.items()
+        ]
+        if any(row.basis is not PriceBasis.LIVE for row in self.rows):
+            lines.append("What is not live may be out of stock. With credentials it is live: see `skyward doctor`")
+        return lines
+
+    def no_rows(self, request: PoolRequest) -> SkywardError:
+        """Return the error for a request that no provider satisfies."""
+        wanted, lines = request.accelerator, self.silence
+        sold_out = any(isinstance(error, CapacityError) for error in self.errors.values())
+        if wanted is None:
+            none = f"no provider has a machine with {request.machine or request.wish}"
+            lines = [attributed(name, str(error)) for name, error in self.errors.items()]
+        elif most := most_sold(wanted):
+            too_many = f": the most on a machine is {most}" if most < wanted.count else ""
+            none = f"no provider has {wanted} now{too_many}"
+        else:
+            none = f"nobody sells {wanted.label}; closest: {', '.join(closest_sold(wanted))}"
+        return (CapacityError if sold_out else ConfigurationError)("\n  ".join([none, *lines]))
+
+
+def rented_providers() -> Sequence[str]:
+    """Return the names of the providers that rent machines, and of those that cannot be loaded."""
+    return [name for name in provider_names() if not getattr(_loaded(name), "own_machines", False)]
+
+
+def rented_sources() -> Sequence[PriceSource]:
+    """Return the providers that rent machines, with their default settings."""
+    return [price_source(name) for name in rented_providers()]
+
+
+def price_source(name: str, make: Callable[[], Provider] | None = None, *, configured: bool = False) -> PriceSource:
+    """Return a provider to ask for prices: with credentials if it is configured, or there seem to be any."""
+    kind = _loaded(name)
+
+    def make_default() -> Provider:
+        return checked_provider(provider_type(name)())
+
+    account = kind is None or configured or kind.has_credentials()
+    return PriceSource(name=name, make=make or make_default, kind=kind, account=account, configured=configured)
+
+
+def _member_source(label: str, provider: Provider) -> PriceSource:
+    return PriceSource(name=label, make=lambda: _own_copy(provider), kind=type(provider), account=True, configured=True)
+
+
+def _loaded(name: str) -> type[Provider] | None:
+    try:
+        kind = provider_type(name)
+    except ConfigurationError:
+        return None
+    return kind if hasattr(kind, "has_credentials") else None  # what is registered may be anything
+
+
+async def survey_prices(
+    sources: Iterable[PriceSource],
+    request: PoolRequest,
+    *,
+    limit_s: float = LIMIT_S,
+    accepts: Callable[[Offer], bool] = lambda _: True,
+    with_zones: bool = False,
+) -> PriceSurvey:
+    """Ask providers in parallel, each for ``limit_s`` at most.
+
+    Args:
+        sources: the providers.
+        request: the request.
+        limit_s: time for the answer of a provider; after it, its list of prices serves.
+        accepts: which of the offers count.
+        with_zones: True to ask for the zones that have the machines.
+    """
+    chosen = list(sources)
+    answers = await asyncio.gather(
+        *(_prices_of(each, request, limit_s, with_zones=with_zones) for each in chosen), return_exceptions=True
+    )
+    rows: list[PricedInstance] = []
+    errors: dict[str, SkywardError] = {}
+    left_out = 0
+    for source, answer in zip(chosen, answers, strict=True):
+        if isinstance(answer, _Prices):
+            matching = [offer for offer in answer.offers if accepts(offer)]
+            left_out += len(answer.offers) - len(matching)
+            rows += priced_instances(source.name, matching, answer.basis, answer.zones)
+        if isinstance(answer, BaseException) or answer.remark is not None:
+            errors[source.name] = _as_error(answer if isinstance(answer, BaseException) else answer.remark)
+    return PriceSurvey(rows=sorted(rows, key=price_rank), errors=errors, left_out=left_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prices:
+    """Answer of a provider; ``remark`` is why it is not a better one."""
+
+    offers: Sequence[Offer]
+    basis: PriceBasis
+    zones: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict[str, "Mapping[str, float | None]"])
+    remark: Exception | None = None
+
+
+async def _prices_of(source: PriceSource, request: PoolRequest, limit_s: float, *, with_zones: bool) -> _Prices:
+    """Return the live offers, else public ones, else those of the list.
+
+    Raises:
+        SkywardError: the provider has none for this request; or there are neither, and this is why.
+    """
+    CALL_LIMIT_S.set(limit_s)
+    remark: Exception | None = None
+    try:
+        async with asyncio.timeout(limit_s):
+            if (prices := await _current_prices(source, request, with_zones=with_zones)) is not None:
+                return prices
+    except (CapacityError, ConfigurationError, QuotaError):
+        raise
+    except TimeoutError:
+        remark = SkywardError(f"no answer within {limit_s:g} s")
+    except Exception as error:
+        remark = error
+    listed = await _of_each_wish(_from_list(source.name.partition(" (")[0]), request)  # of the label of a list
+    if not listed and remark is not None:
+        raise remark
+    return _Prices(offers=listed, basis=PriceBasis.LISTED, remark=remark)
+
+
+async def _current_prices(source: PriceSource, request: PoolRequest, *, with_zones: bool) -> _Prices | None:
+    """Return live offers, or those that anyone may see; None for a vendor that shows none without credentials."""
+    public = source.kind is not None and source.kind.supports("public_offers")
+    if not (source.account or public):
+        return None
+    try:
+        provider = await asyncio.to_thread(source.make)
+    except ConfigurationError as error:
+        if source.configured:
+            raise
+        raise SkywardError(str(error)) from error  # a package is missing: others than the provider have its prices
+    refused: AuthenticationError | None = None
+    try:
+        if source.account:
+            try:
+                matching = await find_offers(provider, request)
+                names = list(dict.fromkeys(offer.spec.name for offer in matching))
+                if not with_zones:
+                    return _Prices(offers=matching, basis=PriceBasis.LIVE)
+                return _Prices(offers=matching, basis=PriceBasis.LIVE, zones=await provider.zones(names))
+            except AuthenticationError as error:
+                refused = error
+        matching = await _of_each_wish(provider.public_offers, request) if public else []
+        if refused is not None and not matching:
+            raise refused
+        return _Prices(offers=matching, basis=PriceBasis.PUBLIC, remark=refused) if matching else None
+    finally:
+        await provider.close()
+
+
+def _from_list(name: str) -> Callable[[PoolRequest], Awaitable[Sequence[Offer]]]:
+    async def ask(request: PoolRequest) -> Sequence[Offer]:
+        return listed_offers(name, request)
+
+    return ask
+
+
+async def _of_each_wish(ask: Callable[[PoolRequest], Awaitable[Sequence[Offer]]], request: PoolRequest) -> list[Offer]:
     matching: list[Offer] = []
     refusals: list[SkywardError] = []
-    for wish in (request, replace(request, accelerator=any_accelerator())):
+    for wish in (wishes := _wishes(request)):
         try:
-            matching += await provider.offers(wish)
+            matching += await ask(wish)
         except SkywardError as error:
             refusals.append(error)
-    if len(refusals) > 1:
+    if len(refusals) == len(wishes):
         raise refusals[0]
     return matching
 
 
+def _wishes(request: PoolRequest) -> Sequence[PoolRequest]:
+    """Return the requests to make; where nothing is requested, for machines without accelerators and with any.
+
+    A pool that requests nothing gets none with accelerators, and so providers leave them out.
+    """
+    if request.machine is not None or request.wish != InstanceWish():
+        return (request,)
+    return (request, replace(request, accelerator=any_accelerator()))
+
+
+async def find_offers(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
+    """Return a provider's offers; where nothing is requested, of machines without accelerators and with any."""
+    return await _of_each_wish(provider.offers, request)
+
+
+def priced_instances(
+    provider: str,
+    offers: Sequence[Offer],
+    basis: PriceBasis = PriceBasis.LIVE,
+    zones: Mapping[str, Mapping[str, float | None]] = {},
+) -> list[PricedInstance]:
+    """Return the machine types of a provider's offers, the cheapest first."""
+    types: dict[str, list[Offer]] = {}
+    for offer in offers:
+        types.setdefault(offer.spec.name, []).append(offer)
+    rows: list[PricedInstance] = []
+    for name, matching in types.items():
+        spec = priced(matching)
+        ordered = sorted(matching, key=lambda offer: math.inf if offer.price_per_hour is None else offer.price_per_hour)
+        rows.append(
+            PricedInstance(
+                **{each.name: getattr(spec, each.name) for each in fields(InstanceSpec)},
+                provider=provider,
+                regions=tuple(dict.fromkeys(offer.region for offer in ordered if offer.region)),
+                basis=basis,
+                price_age_s=max(offer.price_age_s for offer in matching),
+                zones=zones.get(name, {}),
+                note="; ".join(dict.fromkeys(offer.note for offer in matching if offer.note)),
+            )
+        )
+    return sorted(rows, key=price_rank)
+
+
 def priced(offers: Sequence[Offer]) -> InstanceSpec:
-    """Return the machine type of the offers ``found``, of which there is at least one, with their prices."""
-    spot = [offer.price_per_hour for offer in offers if offer.spot]
-    on_demand = [offer.price_per_hour for offer in offers if not offer.spot] or [offers[0].on_demand_price_per_hour]
-    return replace(offers[0].spec, price_spot=spot[-1] if spot else None, price_on_demand=on_demand[-1])
+    """Return the machine type of ``offers``, of which there is at least one, with the lowest price of each market."""
+    known = [offer for offer in offers if offer.price_per_hour is not None]
+    spot = [cast("float", offer.price_per_hour) for offer in known if offer.spot]
+    on_demand = [cast("float", offer.price_per_hour) for offer in known if not offer.spot]
+    usual = min((price for offer in offers if (price := offer.on_demand_price_per_hour) is not None), default=None)
+    return replace(offers[0].spec, price_spot=min(spot, default=None), price_on_demand=min(on_demand, default=usual))
 
 
-def price_rank(spec: InstanceSpec) -> tuple[float, str]:
+def price_rank(row: PricedInstance) -> tuple[float, str, str]:
     """Return the sort key of a machine type: cheapest first, unknown prices last."""
-    prices = [price for price in (spec.price_spot, spec.price_on_demand) if price is not None]
-    return min(prices, default=float("inf")), spec.name
+    return row.cheapest, row.provider, row.name
+
+
+def _age(seconds: float) -> str:
+    """Return an age in its largest unit of which there are two: ``"64 d"``, ``"12 min"``."""
+    size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
+    return f"{seconds // size:.0f} {unit}"
+
+
+def _usd(price: float | None) -> str:
+    if price is None:
+        return "?"
+    return f"{price:.2f}" if price >= _CENTS else f"{price:.4f}"
+
+
+def _as_error(answer: BaseException | None) -> SkywardError:
+    """Return the reason of a provider that did not answer; raises what is no error of a provider's."""
+    match answer:
+        case SkywardError():
+            return answer
+        case Exception():
+            _logger.debug("the offers of a provider failed", exc_info=answer)
+            return SkywardError(f"it failed: {type(answer).__name__}: {answer}")
+        case _:
+            assert answer is not None
+            raise answer

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -17,6 +18,9 @@ T = TypeVar("T")
 
 EAGER_S: Final = 0.0005
 """Length of a busy-wait. A processor that slept needs 20 to 40 µs to wake, and its caches are cold (decision 007)."""
+CALL_LIMIT_S: Final[ContextVar[float]] = ContextVar("CALL_LIMIT_S", default=math.inf)
+"""Longest wait for one answer of a vendor's API, for calls made in this context. The thread that waits ends then, too,
+so that a vendor that hangs delays neither the others nor the end of the program."""
 _PROMPT_S = 0.001
 _WELL_SPENT_S = 0.0004
 _MOST_WITHOUT = 255

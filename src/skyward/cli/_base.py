@@ -30,10 +30,17 @@ _CONVERSIONS: Mapping[Any, Callable[[str], Any]] = {int: int, float: float, Sequ
 
 
 class Rows(NamedTuple):
-    """Table with a header."""
+    """Table with a header.
+
+    Attributes:
+        columns: names of the columns.
+        rows: cells.
+        folded: columns whose cells are folded in a narrow terminal; without any, rows go on in the next line.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    folded: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +81,7 @@ def answers(command: Callable[..., Answer]) -> Callable[..., None]:
 
 
 def write(part: str | Rows | RenderableType) -> None:
-    """Write a line, unwrapped; a table, whose rows go on in the next line of a narrow terminal; or a view."""
+    """Write a line, unwrapped; a table, whose cells are folded, or rows go on, in a narrow terminal; or a view."""
     if isinstance(part, str):
         click.echo(part)
         return
@@ -85,9 +92,14 @@ def write(part: str | Rows | RenderableType) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(*part.columns, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in part.columns:
+        table.add_column(name, no_wrap=name not in part.folded, overflow="fold")
     for row in part.rows:
         table.add_row(*row)
+    if part.folded:
+        console.print(table)
+        return
     needed = console.measure(table, options=console.options.update(max_width=_UNWRAPPED)).maximum
     _console(max(needed, console.width)).print(table, soft_wrap=True)  # no id is cut
 
@@ -182,18 +194,6 @@ def _parsed(context: click.Context, _: click.Parameter, settings: Sequence[str])
         if not (name and equals):
             raise click.BadParameter(f"{name + equals + value!r} is not NAME=VALUE", context, param_hint="--set")
     return {name: value for name, _, value in parts}
-
-
-def rented_providers() -> Sequence[str]:
-    """Return the names of the providers that rent machines, and of those that cannot be loaded and show an error."""
-    return [name for name in provider_names() if _may_rent(name)]
-
-
-def _may_rent(name: str) -> bool:
-    try:
-        return not getattr(provider_type(name), "own_machines", False)  # a registered object may be no provider
-    except ConfigurationError:
-        return True
 
 
 def _typed(text: str, hint: Any) -> Any:

@@ -1,25 +1,31 @@
-"""``skyward offers``: machine types for rent, with regions and prices."""
+"""``skyward offers``: machine types for rent, with regions, prices, and what the prices rest on."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from skyward.api.offers import find_offers, price_rank, priced, spec_cells
-from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
-from skyward.display.words import duration
-from skyward.errors import SkywardError
-from skyward.ledger.sweep import attributed
-from skyward.providers.base import Offer
-from skyward.request.request import PoolRequest, parse_request
+from skyward.api.offers import (
+    COLUMNS,
+    LIMIT_S,
+    PricedInstance,
+    PriceSource,
+    price_source,
+    rented_providers,
+    survey_prices,
+)
+from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options
+from skyward.providers.base import Offer, Provider
+from skyward.providers.registry import provider_parameters, provider_type
+from skyward.request.checks import positive_number
+from skyward.request.request import parse_request
 
-_COLUMNS = ("provider", "type", "accelerators", "cores", "memory", "spot $/h", "on demand $/h", "as of", "zones")
-_NOW_S = 10.0
-_logger = logging.getLogger("skyward")
+_NAMED_S = 30.0
+"""Time for the answer of a provider that the user has named."""
+_FOLDED = ("provider", "type", "accelerators")
 
 
 @click.command()
@@ -28,103 +34,80 @@ _logger = logging.getLogger("skyward")
 @click.option("--memory", metavar="SIZE", help="Minimum main memory, such as 64GB.")
 @click.option("--machine", help="The provider's name of a machine type.")
 @click.option("--spot", is_flag=True, help="Only spot machines, which the provider may take back.")
-@provider_options("Query only this provider")
+@click.option("--max-price", metavar="USD", type=float, help="Only machines that cost at most this much an hour.")
+@provider_options("Query only this provider, and wait for it")
 @answers
-def offers(*, spot: bool, providers: Providers, **wishes: Any) -> Answer:
-    """List the machine types that satisfy a request, cheapest first, with prices in USD an hour and zones.
+def offers(*, spot: bool, max_price: float | None, providers: Providers, **wishes: Any) -> Answer:
+    """List the machine types that satisfy a request, cheapest first, with prices in USD an hour; no account is needed.
 
-    Without any request, list the cheapest with accelerators and without.
+    Without any request, list the cheapest with accelerators and without. A row rests on what the provider offers your
+    account now (live), on prices that the vendor shows to anyone (public), or on a list that is shipped with Skyward
+    (list, with its age).
     """
     request = parse_request(**wishes, spot="always" if spot else "if-available")
-    types, errors = asyncio.run(_ask_all(providers, request, spot=spot))
-    types = sorted(types, key=lambda offered: price_rank(offered.spec))
-    for name, error in errors.items():
-        click.echo(attributed(name, error), err=True)
-    text: list[str | Rows] = []
-    if types:
-        text.append(Rows(_COLUMNS, [offered.cells() for offered in types]))
-        text += dict.fromkeys(offered.note for offered in types if offered.note)
-    elif not errors:
-        text.append(f"No {'spot ' if spot else ''}machine satisfies the request; other regions may have some")
-    document = {"offers": [offered.document() for offered in types], "errors": errors}
-    return Answer(document=document, text=text, exit_code=0 if types else FAILED)
-
-
-async def _ask_all(
-    providers: Providers, request: PoolRequest, *, spot: bool
-) -> tuple[list[_OfferedType], dict[str, str]]:
-    names = providers.names or rented_providers()
-    replies = await asyncio.gather(
-        *(_ask(providers, name, request, spot=spot) for name in names), return_exceptions=True
-    )
-    types: list[_OfferedType] = []
-    errors: dict[str, str] = {}
-    for name, reply in zip(names, replies, strict=True):
-        match reply:
-            case SkywardError():
-                errors[name] = str(reply)
-            case Exception():
-                _logger.debug("the offers of %s failed", name, exc_info=reply)
-                errors[name] = f"it failed: {type(reply).__name__}: {reply}"
-            case BaseException():
-                raise reply
-            case _:
-                types += reply
-    return types, errors
-
-
-async def _ask(providers: Providers, name: str, request: PoolRequest, *, spot: bool) -> list[_OfferedType]:
-    provider = providers.make(name)
-    try:
-        matching = [offer for offer in await find_offers(provider, request) if offer.spot or not spot]
-        types = list(dict.fromkeys(offer.spec.name for offer in matching))
-        zones = await provider.zones(types)
-    finally:
-        await provider.close()
-    return [
-        _OfferedType(name, [offer for offer in matching if offer.spec.name == machine], zones.get(machine, {}))
-        for machine in types
-    ]
-
-
-class _OfferedType:
-    """Machine type of a provider; its prices are those of the cheapest zone.
-
-    Args:
-        provider: the provider's name.
-        offers: its offers of this type.
-        zones: spot prices by zone, USD an hour.
-    """
-
-    def __init__(self, provider: str, offers: Sequence[Offer], zones: Mapping[str, float | None]) -> None:
-        self.spec = priced(offers)
-        self.note = "; ".join(dict.fromkeys(offer.note for offer in offers if offer.note))
-        self._provider = provider
-        self._region = offers[0].region
-        self._zones = zones
-        self._age_s = max(offer.price_age_s for offer in offers)
-
-    def cells(self) -> tuple[str, ...]:
-        return (
-            f"{self._provider} {self._region}".strip(),
-            *spec_cells(self.spec),
-            "now" if self._age_s < _NOW_S else f"{duration(self._age_s)} ago",
-            " ".join(zone.removeprefix(self._region) if self._region else zone for zone in self._zones),
+    region = providers.parameters.get("region", "")
+    survey = asyncio.run(
+        survey_prices(
+            [_source(providers, name) for name in providers.names or rented_providers()],
+            request,
+            limit_s=_NAMED_S if providers.names else LIMIT_S,
+            accepts=_accepts(region, spot=spot, max_price=max_price),
+            with_zones=bool(providers.names),
         )
+    )
+    text: list[str | Rows] = []
+    if survey.rows:
+        text.append(Rows(COLUMNS, [row.cells for row in survey.rows], folded=_FOLDED))
+        text += [*dict.fromkeys(row.note for row in survey.rows if row.note), *survey.basis]
+    elif survey.left_out:
+        text.append(f"None of {survey.left_out} offers matches --region, --spot and --max-price")
+    for line in survey.silence if survey.rows or survey.left_out else str(survey.no_rows(request)).splitlines():
+        click.echo(line, err=True)
+    document = {
+        "offers": [_document(row) for row in survey.rows],
+        "errors": {name: str(error) for name, error in survey.errors.items()},
+    }
+    return Answer(document=document, text=text, exit_code=0 if survey.rows else FAILED)
 
-    def document(self) -> dict[str, Any]:
-        return {
-            "provider": self._provider,
-            "region": self._region,
-            "type": self.spec.name,
-            "accelerator": self.spec.accelerator,
-            "accelerators": self.spec.accelerator_count,
-            "accelerator_memory_gib": self.spec.accelerator_memory_gib,
-            "cores": self.spec.cpu,
-            "memory_gib": self.spec.memory_gib,
-            "spot_per_hour": self.spec.price_spot,
-            "on_demand_per_hour": self.spec.price_on_demand,
-            "price_age_s": round(self._age_s),
-            "zones": dict(self._zones),
-            "note": self.note,
-        }
+
+def _source(providers: Providers, name: str) -> PriceSource:
+    """Return a provider with the command line's parameters; one with many regions at once is not asked for one."""
+    own = dict(providers.parameters)
+
+    def make() -> Provider:
+        if "region" in own and "region" not in provider_parameters(provider_type(name)):
+            del own["region"]
+        return Providers(names=providers.names, parameters=own).make(name)
+
+    return price_source(name, make, configured=bool(own.keys() - {"region"}))
+
+
+def _accepts(region: str, *, spot: bool, max_price: float | None) -> Callable[[Offer], bool]:
+    limit = None if max_price is None else positive_number("--max-price", max_price)
+
+    def accepts(offer: Offer) -> bool:
+        price = offer.price_per_hour
+        affordable = limit is None or (price is not None and price <= limit)
+        return affordable and (offer.spot or not spot) and offer.region.lower().startswith(region.lower())
+
+    return accepts
+
+
+def _document(row: PricedInstance) -> dict[str, Any]:
+    return {
+        "provider": row.provider,
+        "region": row.regions[0] if row.regions else "",
+        "regions": row.regions,
+        "type": row.name,
+        "accelerator": row.accelerator,
+        "accelerators": row.accelerator_count,
+        "accelerator_memory_gib": row.accelerator_memory_gib,
+        "cores": row.cpu,
+        "memory_gib": row.memory_gib,
+        "spot_per_hour": row.price_spot,
+        "on_demand_per_hour": row.price_on_demand,
+        "rests_on": row.basis.value,
+        "price_age_s": round(row.price_age_s),
+        "zones": dict(row.zones),
+        "note": row.note,
+    }

@@ -17,7 +17,8 @@ from pathlib import Path
 import click
 import platformdirs
 
-from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options, rented_providers
+from skyward.api.offers import rented_providers
+from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options
 from skyward.display.words import plural
 from skyward.environment.image_mirror import mirror_environment
 from skyward.environment.package_sources import client_uv

@@ -246,6 +246,19 @@ class Provider(ABC):
         """Return whether the class overrides the default of a ``capability``, such as ``"tagged"``."""
         return getattr(cls, capability) is not getattr(Provider, capability)
 
+    @classmethod
+    def has_credentials(cls) -> bool:
+        """Return whether credentials seem to exist here, without asking anyone. They may still be refused."""
+        return True
+
+    async def public_offers(self, request: PoolRequest) -> Sequence[Offer]:  # noqa: ARG002 - for subclasses
+        """Return what the vendor shows to anyone, without credentials, for a request. Creates nothing. Idempotent.
+
+        It is asked once, since prices have other sources. What is not in stock may be among the offers. A class without
+        it has a vendor that shows prices to customers only.
+        """
+        return ()
+
     @property
     @abstractmethod
     def name(self) -> str:

@@ -34,6 +34,7 @@ from skyward.providers._common.rest_client import (
     decode,
     decode_rows,
     decode_state,
+    is_found,
 )
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer, check_settings
 from skyward.request.accelerators import Vendor, find_model
@@ -565,6 +566,11 @@ class DigitalOcean(RentedMachines[Droplets]):
             raise refusal("region", "a region's slug such as 'nyc1'", self.region)
         url = self.endpoint_url or API_URL
         self.use_api(Droplets(url, self.token, self.region, patience_s=self.patience_s))
+
+    @classmethod
+    def has_credentials(cls) -> bool:
+        """Return whether a token is here."""
+        return is_found(find_token)
 
     @property
     def name(self) -> str:

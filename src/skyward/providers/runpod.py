@@ -46,6 +46,7 @@ from skyward.providers._common.rest_client import (
     decode_list,
     decode_rows,
     decode_state,
+    is_found,
 )
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer, check_settings
 from skyward.request.accelerators import model_name
@@ -113,6 +114,48 @@ class _CatalogueGpuPayload(_StockPayload, rename="camel", kw_only=True):
     community: bool
     max_count: Mapping[str, int | None]
     price: Mapping[str, float | None]
+
+
+_PUBLIC_QUERY: Final = (
+    "query { gpuTypes { id displayName memoryInGb secureCloud communityCloud securePrice communityPrice "
+    "maxGpuCountSecureCloud maxGpuCountCommunityCloud } }"
+)
+
+
+class _PublicGpuPayload(VendorPayload, rename="camel"):
+    id: str
+    display_name: str
+    memory_in_gb: float
+    secure_cloud: bool
+    community_cloud: bool
+    secure_price: float | None
+    community_price: float | None
+    max_gpu_count_secure_cloud: int | None
+    max_gpu_count_community_cloud: int | None
+
+    @property
+    def row(self) -> Mapping[str, Any]:
+        """The same facts as a row of the catalogue."""
+        return {
+            "id": self.id,
+            "name": self.display_name,
+            "memory": self.memory_in_gb,
+            "secure": self.secure_cloud,
+            "community": self.community_cloud,
+            "maxCount": {
+                "secure": self.max_gpu_count_secure_cloud,
+                "community": self.max_gpu_count_community_cloud,
+            },
+            "price": {"secure": self.secure_price, "community": self.community_price},
+        }
+
+
+class _PublicGpusPayload(VendorPayload, rename="camel"):
+    gpu_types: tuple[Any, ...]
+
+
+class _PublicPayload(VendorPayload):
+    data: _PublicGpusPayload | None
 
 
 class _RangePayload(VendorPayload):
@@ -306,6 +349,15 @@ class PodAccount(MachineApi):
         """Return the items ``name`` in the answer to ``GET path``."""
         return decode_list(await self.rest.read(path, query), name, f"RunPod: GET {path}")
 
+    async def public_gpus(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of the catalogue of GPUs from the older API, which asks for no key."""
+        where = "RunPod: POST /graphql"
+        answer = await self.rest.read_public("POST", "/graphql", {"query": _PUBLIC_QUERY})
+        found = decode(_PublicPayload, answer, where).data
+        if found is None:  # errors have the status of success
+            raise UnreachableError(f"{where} was refused: {str(answer)[:200]}")
+        return [each.row for each in decode_rows(_PublicGpuPayload, found.gpu_types, where)]
+
     async def create(self, body: Mapping[str, Any]) -> MachineRecord:
         """Create a pod, by one call. Raises one of :data:`~skyward.providers.base.REFUSALS` if none was made."""
         try:
@@ -459,6 +511,11 @@ class RunPod(RentedContainers[PodAccount]):
             raise refusal("network_volume", "the id of a network volume, such as 'agv6w2qcg7'", self.network_volume)
         self.use_api(PodAccount(self._url, self.api_key, patience_s=self.patience_s))
 
+    @classmethod
+    def has_credentials(cls) -> bool:
+        """Return whether a key is here."""
+        return is_found(find_key)
+
     @property
     def name(self) -> str:
         """``"runpod"``."""
@@ -474,6 +531,14 @@ class RunPod(RentedContainers[PodAccount]):
         """
         places = await self._places()
         return make_offers(await self._stock(request), request, data_centers=places)
+
+    async def public_offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """Return the pods with GPUs that satisfy a request, in stock or not: RunPod shows their prices to anyone."""
+        if request.accelerator is None and request.machine is None:
+            return ()
+        rows = await self.api.public_gpus()
+        stock = dict.fromkeys(parse_gpus(rows, request, cloud=self.cloud), ("",))
+        return make_offers(stock, request, data_centers=None)
 
     async def create(self, offer: Offer, key: str, order: LaunchOrder) -> MachineRecord:
         """Create a pod, whose first process is the container's loop."""

@@ -44,6 +44,7 @@ from skyward.providers._common.rest_client import (
     decode_list,
     decode_rows,
     decode_state,
+    is_found,
 )
 from skyward.providers.base import REFUSALS, Finding, InstanceState, LaunchOrder, Offer, check_settings
 from skyward.request.accelerators import Accelerator, Vendor, model_name
@@ -509,6 +510,7 @@ def parse_record(row: Mapping[str, Any]) -> MachineRecord | None:
 
 API_URL: Final = "https://console.vast.ai"
 _LIST: Final = "/api/v1/instances/"
+_SEARCH: Final = "/api/v0/bundles/"
 _PAGE: Final = 25
 _SUCCESS, _NOT_FOUND = 200, 404
 _READING: Final = "VastAI: reading an instance"
@@ -590,7 +592,11 @@ class VastAccount(MachineApi):
 
     async def search(self, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the asks of a search, of which an account has few a minute, and a limited number a day."""
-        return decode_list(await self.rest.call("POST", "/api/v0/bundles/", body), "offers", "VastAI: a search")
+        return decode_list(await self.rest.call("POST", _SEARCH, body), "offers", "VastAI: a search")
+
+    async def search_publicly(self, body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the asks of a search that anyone may make, of which an address has few a minute."""
+        return decode_list(await self.rest.read_public("POST", _SEARCH, body), "offers", "VastAI: a public search")
 
     async def rent(self, ask: Ask, name: str, boot: ContainerBoot, *, spot: bool) -> str:
         """Rent an ask and return the id of the instance. Throttled calls, which have no effect, are repeated.
@@ -727,6 +733,11 @@ class VastAI(AskTerms, RentedContainers[VastAccount]):
         check_settings(self, api_key=secret, endpoint_url=web_address)
         self.use_api(VastAccount(self.endpoint_url, self.api_key, self, patience_s=self.patience_s, pace=self.pace))
 
+    @classmethod
+    def has_credentials(cls) -> bool:
+        """Return whether a key is here."""
+        return is_found(lambda: find_key(None))
+
     @property
     def name(self) -> str:
         """``"vastai"``."""
@@ -742,6 +753,10 @@ class VastAI(AskTerms, RentedContainers[VastAccount]):
             AuthenticationError: there is no key, or VastAI refuses it.
         """
         return await self.api.market.offers(request)
+
+    async def public_offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """Return classes of asks as :meth:`offers` does, by a search without a key."""
+        return await AskMarket(self.api.search_publicly, self).offers(request)
 
     async def prepare(self, order: LaunchOrder) -> None:  # noqa: ARG002 - all orders share the credit
         """Refuse to rent anything without credit."""

@@ -34,6 +34,7 @@ from skyward.providers._common.rest_client import (
     decode,
     decode_rows,
     decode_state,
+    is_found,
     read_credentials,
 )
 from skyward.providers.base import (
@@ -482,6 +483,11 @@ class Verda(RentedMachines[VerdaAccount]):
             raise refusal("region", "the code of a location such as 'FIN-03'", self.region)
         self.use_api(VerdaAccount(self._url, patience_s=self.patience_s))
 
+    @classmethod
+    def has_credentials(cls) -> bool:
+        """Return whether credentials are here."""
+        return is_found(find_credentials)
+
     @property
     def name(self) -> str:
         """``"verda"``."""
@@ -502,6 +508,12 @@ class Verda(RentedMachines[VerdaAccount]):
         """
         types = parse_types(await self.api.rest.read(*CATALOGUE))
         return make_offers(types, await self._stock(), request, region=self.region)
+
+    async def public_offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """Return the machine types that satisfy a request, in stock or not: Verda shows their prices to anyone."""
+        types = parse_types(await self.api.rest.read_public("GET", CATALOGUE[0], query=CATALOGUE[1]))
+        anywhere = {"": [each.name for each in types]}
+        return make_offers(types, {True: anywhere, False: anywhere}, request, region=None)
 
     async def prepare(self, order: LaunchOrder) -> None:
         """Add the user's key to the account, once, and look the images up."""

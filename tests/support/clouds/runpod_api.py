@@ -179,6 +179,7 @@ class RunPodApi(FakeCloud):
         }
         for route, handler in routes.items():
             service.route(route, handler)
+        service.route("POST /graphql", self._public_gpus, documented=False)  # the older API, which asks for no key
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -248,6 +249,23 @@ class RunPodApi(FakeCloud):
         count = int(call.query.get("count", "1"))
         rows = [self._stocked(row, call, held=count <= row["maxCount"][cloud]) for row in self.market.gpus]
         return RestAnswer(body={"gpus": rows})
+
+    def _public_gpus(self, call: RestCall) -> RestAnswer:
+        if "gpuTypes" not in call.body["query"] or call.token:
+            return RestAnswer(body={"data": None, "errors": [{"message": "Something went wrong."}]})
+        rows = [
+            {
+                "id": row["id"],
+                "displayName": row["name"],
+                "memoryInGb": row["memory"],
+                **{f"{cloud}Cloud": row[cloud] for cloud in ("secure", "community")},
+                **{f"{cloud}Price": row["price"][cloud] or None for cloud in ("secure", "community")},
+                **{f"maxGpuCount{cloud.title()}Cloud": row["maxCount"][cloud] for cloud in ("secure", "community")},
+            }
+            for row in self.market.gpus
+        ]
+        unknown = {"id": "unknown", "displayName": "unknown", "memoryInGb": 0}
+        return RestAnswer(body={"data": {"gpuTypes": [*rows, unknown]}})
 
     def _cpus(self, call: RestCall) -> RestAnswer:
         if ("include" in call.query) != ("product" in call.query):

@@ -22,10 +22,9 @@ from typing import Any, Final
 import pytest
 
 from skyward.testing.aws import Looks
-from skyward.testing.bill import Tariff
 from support.clouds.container_room import ContainerOrders, ContainerRoom
 from support.clouds.fake_cloud import FakeCloud, FakeMachine
-from support.clouds.rest_service import Pace, RestAnswer, RestCall, RestService
+from support.clouds.rest_service import Pace, RestAnswer, RestCall, RestService, Tariff
 
 __all__ = ["API_KEY", "SCOPES", "STATUSES", "VastApi", "VastInstance", "ask", "disk_price"]
 
@@ -288,6 +287,9 @@ class VastApi(FakeCloud):
                 "PUT /api/v0/instances/{instance_id}/",
             )
             return None if own else error(403, "this key is limited to its own instance")
+        if call.route == "POST /api/v0/bundles/" and not call.token:
+            call.public = True  # anyone may search
+            return None
         if call.route == "POST /api/v0/bundles/":
             return RestAnswer(status=404, body={"error": "auth_error", "msg": "Invalid user key"})
         return error(401, "Invalid user key")

@@ -205,7 +205,9 @@ class VerdaApi(FakeCloud):
     # Access
 
     def _authorize(self, call: RestCall) -> RestAnswer | None:
-        valid = call.route == "POST /oauth2/token" or self.bearers.get(call.token, 0.0) > self.service.clock()
+        call.public = call.route == "GET /instance-types" and not call.token
+        signing_in = call.route == "POST /oauth2/token"
+        valid = signing_in or call.public or self.bearers.get(call.token, 0.0) > self.service.clock()
         return None if valid else error(401, "The token is invalid or has expired")
 
     def _sign_in(self, call: RestCall) -> RestAnswer:

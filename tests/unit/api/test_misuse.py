@@ -104,10 +104,6 @@ TYPE_ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "float(future)": (lambda: float(FUTURE), r"no number; write future\.result\(\)"),
     "sum(futures)": (lambda: sum([FUTURE]), r"write future\.result\(\)"),
     "for x in future": (lambda: list(FUTURE), r"write future\.result\(\)"),
-    "offers without provider": (
-        lambda: sky.offers(accelerator="A100"),  # type: ignore[call-arg]
-        r"offers needs a provider, as in offers\(skyward\.Local\(\), accelerator=\.\.\.\)",
-    ),
     "offers by position": (lambda: sky.offers(Local(), "A100"), r"options by name: write offers\(.*, accelerator="),  # type: ignore[misc]
     "offers of a gpu": (lambda: sky.offers(Local(), gpu="A100"), r"no option 'gpu' \(did you mean accelerator\?\)"),  # type: ignore[call-arg]
 }

@@ -117,9 +117,10 @@ def test_the_table_says_the_same(ec2: LocalEC2) -> None:
     table = run("offers", "--provider", "aws", "--machine", "p4de.24xlarge", *at(ec2)).stdout
 
     assert "p4de.24xlarge" in table
-    assert f"8 x {listed['accelerator']} 80 GiB" in table
-    assert "96" in table
-    assert f"{listed['on_demand_per_hour']:.4f}" in table
+    assert f"8x {listed['accelerator']}" in table
+    assert " 96 " in table
+    assert f" {listed['on_demand_per_hour']:.2f} " in table
+    assert " live" in table
 
 
 def test_the_age_of_cached_prices_is_shown(ec2: LocalEC2) -> None:

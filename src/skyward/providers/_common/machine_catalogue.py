@@ -233,7 +233,7 @@ class Catalogue:
 
     def _other_variant(self, same: Sequence[MachineType], wanted: Accelerator) -> str:
         """Return the message where the place has the model, but fewer of it, or another form or memory."""
-        if fitting := [each for each in same if _is_variant(each.spec, wanted)]:
+        if fitting := [each for each in same if has_kind(each.spec, wanted)]:
             most = max(fitting, key=lambda each: each.size)
             return (
                 f"{self.vendor} has at most {most.spec.accelerator_count} {wanted.label} on a machine{self._here} "
@@ -263,7 +263,7 @@ class Catalogue:
                 f"{self.vendor} has no {_described(wanted)} in any {self.kind}, but {self._listed(elsewhere)}: "
                 "request that"
             )
-        nearest = self._listed(_nearest(wanted, self.accelerators))
+        nearest = self._listed(nearest_accelerators(wanted, self.accelerators))
         none = (
             f"accelerator {wanted.label}: {self.vendor} has none of these ({wanted.vendor.value}, "
             f"{wanted.memory_gib:g} GiB) in any {self.kind}"
@@ -279,7 +279,8 @@ def _is_model(name: str | None, wanted: Accelerator) -> bool:
     return variant is not None and fold_name(variant.model.name) == fold_name(wanted.name)
 
 
-def _is_variant(spec: InstanceSpec, wanted: Accelerator) -> bool:
+def has_kind(spec: InstanceSpec, wanted: Accelerator) -> bool:
+    """Return whether a machine has accelerators of that kind, however many."""
     return not InstanceWish(accelerator=wanted).shortfall(replace(spec, accelerator_count=wanted.count))
 
 
@@ -295,7 +296,7 @@ def _described(wanted: Accelerator) -> str:
     return f"{wanted.name}{form} with {wanted.memory_gib:g} GiB"
 
 
-def _nearest(wanted: Accelerator, names: Iterable[str]) -> Sequence[str]:
+def nearest_accelerators(wanted: Accelerator, names: Iterable[str]) -> Sequence[str]:
     """Return the three accelerators nearest by name, then by memory."""
     folded = [fold_name(name) for name in names]
     named = difflib.get_close_matches(fold_name(wanted.name), folded, n=1, cutoff=0.7)

@@ -27,7 +27,7 @@ import msgspec
 import urllib3
 from tenacity import AsyncRetrying, retry_if_exception, wait_fixed
 
-from skyward.base.waiting import SYSTEM_CLOCK, Clock, to_its_end
+from skyward.base.waiting import CALL_LIMIT_S, SYSTEM_CLOCK, Clock, to_its_end
 from skyward.errors import AuthenticationError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind, is_unsent
 from skyward.providers.base import REFUSALS, InstanceState
@@ -91,6 +91,15 @@ class Authorize(Protocol):
         made once more, a create as well. May be called from several event loops at once.
         """
         ...
+
+
+def is_found(find: Callable[[], object]) -> bool:
+    """Return whether ``find`` returns credentials; it raises an error if there are none."""
+    try:
+        find()
+    except AuthenticationError:
+        return False
+    return True
 
 
 def bearer(find_token: Callable[[], str]) -> Authorize:
@@ -166,6 +175,20 @@ class RestClient:
     async def read(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the answer to ``GET path``; throttled and interrupted calls are repeated."""
         return await self.call("GET", path, query=query)
+
+    async def read_public(
+        self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None
+    ) -> Any:
+        """Return the answer to a call that needs no credentials, and sends none. It is made once.
+
+        Raises:
+            UnreachableError: there is no answer, or it is no success.
+        """
+        request = _Request(method=method, path=path, query=query or {}, body=body, signed=False)
+        answer = await asyncio.to_thread(self._send, request, {})
+        if not answer.lost and answer.status in _SUCCESS:
+            return answer.body
+        raise UnreachableError(f"no public prices now: {answer.lost or f'status {answer.status}'}")
 
     async def optional(self, path: str) -> Any:
         """Return the answer to ``GET path``; None if there is no such thing."""
@@ -402,13 +425,14 @@ class RestClient:
         if request.query:
             url += f"?{urlencode(request.query)}"
         content = {} if request.body is None else {"Content-Type": "application/json"}
+        limit_s = CALL_LIMIT_S.get()
         try:
             answer = self._connections().request(
                 request.method,
                 url,
                 body=None if request.body is None else json.dumps(request.body).encode(),
                 headers={"Accept": "application/json", "User-Agent": "skyward", **content, **headers},
-                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_READ_TIMEOUT_S),
+                timeout=urllib3.Timeout(connect=min(_CONNECT_TIMEOUT_S, limit_s), read=min(_READ_TIMEOUT_S, limit_s)),
                 retries=False,
                 redirect=False,
             )

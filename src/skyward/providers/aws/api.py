@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from tenacity import (
@@ -22,12 +23,20 @@ from tenacity import (
     wait_random,
 )
 
-from skyward.base.waiting import to_its_end
+from skyward.base.waiting import CALL_LIMIT_S, to_its_end
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, is_kind
 
 _KEY: Final = "AWS_ACCESS_KEY_ID"
+_SOURCES: Final = (
+    _KEY,
+    "AWS_PROFILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+"""Variables of the environment that hold credentials, or say where they are."""
 _PLACES: Final = {
     "Environment": "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "Ec2InstanceMetadata": "the role of the EC2 machine that this runs on",
@@ -46,6 +55,24 @@ class LoginAdvice:
 
     advice: str
     needs_code: bool = False
+
+
+def may_have_credentials() -> bool:
+    """Return whether boto3 would look for credentials anywhere but on the network, or may find a machine's role there.
+
+    To ask boto3 itself takes half a second to import, and seconds where no role answers.
+    """
+    folder = Path.home() / ".aws"
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials",
+        os.environ.get("AWS_CONFIG_FILE") or folder / "config",
+    )
+    if any(os.environ.get(name) for name in _SOURCES) or any(os.path.isfile(each) for each in files):
+        return True
+    try:
+        return Path("/sys/class/dmi/id/sys_vendor").read_text(encoding="utf-8").startswith("Amazon EC2")
+    except (OSError, ValueError):
+        return False
 
 
 def find_login_here(profile: str | None) -> LoginAdvice:
@@ -546,9 +573,10 @@ class Api:
 
         if renewed or self._session is None:
             self._session = new_session(profile=self.credentials.profile, region=self.credentials.region)
+        limit_s = CALL_LIMIT_S.get()
         config = Config(
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            read_timeout=_READ_TIMEOUT_S,
+            connect_timeout=min(_CONNECT_TIMEOUT_S, limit_s),
+            read_timeout=min(_READ_TIMEOUT_S, limit_s),
             max_pool_connections=_POOL,
             retries={"mode": "standard", "total_max_attempts": 1},  # botocore would retry refusals for lack of capacity
         )

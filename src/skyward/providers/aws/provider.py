@@ -40,7 +40,15 @@ from skyward.providers.aws.account import (
     machine_call,
     template_call,
 )
-from skyward.providers.aws.api import Api, Credentials, is_lost, new_session, patiently, refused_by_fleet
+from skyward.providers.aws.api import (
+    Api,
+    Credentials,
+    is_lost,
+    may_have_credentials,
+    new_session,
+    patiently,
+    refused_by_fleet,
+)
 from skyward.providers.aws.machine_images import MachineImage
 from skyward.providers.aws.offering import Prices, check_account, exceeded, find_offers
 from skyward.providers.aws.s3 import grant_with
@@ -114,6 +122,11 @@ class AWS(RentedMachines[Account]):
             raise ConfigurationError(f"region={self.region!r}: AWS has no such region{closest(self.region, known)}")
         credentials = Credentials(region=self.region, profile=self.profile, endpoint_url=self.endpoint_url)
         self.use_api(Account(api=Api(credentials=credentials, patience_s=self.patience_s), subnet=self.subnet))
+
+    @classmethod
+    def has_credentials(cls) -> bool:
+        """Return whether this machine seems to have credentials of AWS's, or a role."""
+        return may_have_credentials()
 
     @property
     def name(self) -> str:
