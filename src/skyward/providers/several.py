@@ -248,7 +248,9 @@ def parse_provider(value: object) -> Provider:
         return checked_provider(value)
     given = cast("Sequence[object]", value)
     if not given:
-        raise ConfigurationError("provider is an empty list: name the source of the machines, such as [sky.AWS()]")
+        raise ConfigurationError(
+            "provider is an empty list: name a source of machines, such as [sky.Local()]"
+        )
     providers = [checked_provider(each, f"provider[{index}]") for index, each in enumerate(given)]
     for index, provider in enumerate(providers):
         if (first := providers.index(provider)) < index:

@@ -271,9 +271,7 @@ def parse_request(
         away_s=positive_number("away", away),
         max_cost=_limit("max_cost", max_cost),
         max_price_per_hour=_limit("max_price_per_hour", max_price_per_hour),
-        prefer=_preference(prefer),
-        spread=flag("spread", spread),
-        wait_for_capacity_s=0.0 if wait_for_capacity is None else duration("wait_for_capacity", wait_for_capacity),
+        **_over_providers(prefer, spread, wait_for_capacity),
         **_kept(name, keep),
     )
 
@@ -322,10 +320,11 @@ def _pip(value: object) -> Sequence[str]:
     return () if value is None else texts("pip", value)
 
 
-def _preference(value: object) -> Preference:
-    if value not in get_args(Preference):
-        raise refusal("prefer", '"price" or "order"', value)
-    return cast("Preference", value)
+def _over_providers(prefer: object, spread: object, wait_for_capacity: object) -> dict[str, Any]:
+    if prefer not in get_args(Preference):
+        raise refusal("prefer", '"price" or "order"', prefer)
+    wait_s = 0.0 if wait_for_capacity is None else duration("wait_for_capacity", wait_for_capacity)
+    return {"prefer": prefer, "spread": flag("spread", spread), "wait_for_capacity_s": wait_s}
 
 
 def _limit(parameter: str, usd: object) -> float | None:
