@@ -412,6 +412,7 @@ class FleetStatus:
         workers_per_node: workers on each node.
         nodes: present, coming and leaving nodes, by rank.
         cost: USD so far; machines of unknown price count as nothing.
+        cost_by_provider: its shares, in USD by provider.
         boot_s: seconds from the launch of the latest node until it took calls.
         elastic: limits of an elastic pool's size; None for a pool of a fixed size.
     """
@@ -420,6 +421,7 @@ class FleetStatus:
     workers_per_node: int
     nodes: tuple[NodeStatus, ...] = ()
     cost: float = 0.0
+    cost_by_provider: Mapping[str, float] = field(default_factory=dict[str, float])
     boot_s: float = 60.0
     elastic: NodeRange | None = None
 

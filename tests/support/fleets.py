@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,10 @@ class FakeEngine:
             raise asyncio.CancelledError
         self.attached.append(node)
         self.log.append(("attach", node.rank))
+
+    def busy_for_s(self, rank: int) -> float:
+        """See :meth:`FleetUser.busy_for_s`."""
+        return math.inf if rank in self.busy else 0.0
 
     async def drain(self, rank: int) -> None:
         """See :meth:`FleetUser.drain`."""

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from skyward.api.live_views import read_snapshot
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, moment, money, provider_options
 from skyward.display.tables import PoolView
-from skyward.display.words import plural
+from skyward.display.words import bill, plural
 from skyward.errors import SkywardError
 from skyward.events.snapshot import PoolSnapshot
 from skyward.fleet.kept import keep_for
@@ -65,6 +66,7 @@ def ls(*, everything: bool, providers: Providers) -> Answer:
         "fleets": fleets,
         "machines": [_machine(entry) | _details(entry, presence, now) for entry in entries],
         "cost": sum(entry.cost(now) for entry in entries),
+        "cost_by_provider": _by_provider(entries, now),
         "unknown": [_stranger(machine) for machine in presence.unknown],
         "unasked": presence.silent,
         "damaged": [{"key": entry.key, "reason": entry.damage} for entry in entries if entry.damage],
@@ -115,6 +117,14 @@ def keep_longer(*, name: str, length: str) -> Answer:
     asyncio.run(keep_for(folder, Ledger.of_user(), seconds))
     fleet = _fleet(folder)
     return Answer(document=fleet, text=[f"{name}: {fleet['words']}"])
+
+
+def _by_provider(entries: Sequence[LedgerEntry], now: float) -> Mapping[str, float]:
+    """Return the cost of machines until ``now``, in USD by provider."""
+    costs: defaultdict[str, float] = defaultdict(float)
+    for entry in entries:
+        costs[entry.purchase.provider] += entry.cost(now)
+    return dict(costs)
 
 
 def _fleet(folder: FleetFolder) -> dict[str, Any]:
@@ -210,7 +220,7 @@ def _list_text(
     if entries:
         columns = ("pool", "node", "provider", "instance", "type", "state", "since", "$/h", "cost", "owner")
         yield Rows(columns, [_row(entry, row) for entry, row in zip(entries, document["machines"], strict=True)])
-        yield f"{plural(len(entries), 'machine')}, {money(document['cost'])}"
+        yield f"{plural(len(entries), 'machine')}, {bill(document['cost'], document['cost_by_provider'])}"
     else:
         yield none
     for machine in presence.unknown:

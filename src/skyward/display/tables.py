@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from skyward import events as ev
-from skyward.display.words import duration, money, plural, price, progress_words
+from skyward.display.words import bill, duration, money, plural, price, progress_words
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
 from skyward.wire.terminal import harmless
 
@@ -151,7 +151,8 @@ class PoolView:
         columns = tuple(name for name in _COLUMNS if name in _ALWAYS or any(row.get(name) for row in rows))
         lines = [_calls(pool), *map(progress_words, pool.works)]
         lines += [f"last failure: {pool.last_failure}"] if pool.last_failure else []
-        lines += [f"{money(pool.cost)} so far · {price(pool.hourly_rate)}"] if pool.cost or pool.hourly_rate else []
+        cost = bill(pool.cost, pool.cost_by_provider)
+        lines += [f"{cost} so far · {price(pool.hourly_rate)}"] if pool.cost or pool.hourly_rate else []
         lines += [f"{len(rows) - _SHOWN_WORKERS} more workers are not shown"] if len(rows) > _SHOWN_WORKERS else []
         return cls(
             title=harmless(title),

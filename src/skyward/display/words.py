@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -54,6 +55,12 @@ def clock_time(seconds: float) -> str:
 def money(dollars: float) -> str:
     """Return a sum in USD, to the cent; smaller sums with two significant digits."""
     return f"${dollars:,.2f}" if dollars >= _CENT or not dollars else f"${dollars:.2g}"
+
+
+def bill(dollars: float, by_provider: Mapping[str, float]) -> str:
+    """Return a sum in USD, with its shares if several providers have any: ``$3.20 (local $1.20, ssh $2.00)``."""
+    shares = [f"{provider} {money(share)}" for provider, share in by_provider.items()]
+    return f"{money(dollars)} ({', '.join(shares)})" if len(shares) > 1 else money(dollars)
 
 
 def price(dollars_per_hour: float) -> str:
@@ -232,7 +239,7 @@ def summary_words(
     if stopped and stopped.calls:  # Dask's tasks are no calls: "0 calls" would say that a busy pool did nothing
         parts.append(plural(stopped.calls, "call"))
     if cost and cost.hourly_rate:
-        parts.append(f"cost {money(cost.total_cost)}")
+        parts.append(f"cost {bill(cost.total_cost, cost.cost_by_provider)}")
         if cost.savings_vs_ondemand > 0:
             parts.append(f"{money(cost.savings_vs_ondemand)} saved by spot")
     return f"closed after {duration(lived_s)}: {', '.join(parts)}"

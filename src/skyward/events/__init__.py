@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 __all__ = [
@@ -268,6 +268,7 @@ class CostUpdate:
         hourly_rate: price of the running instances together, in USD per hour.
         spot_count: number of running spot instances.
         ondemand_count: number of running on-demand instances.
+        cost_by_provider: shares of the cost, in USD by provider.
     """
 
     elapsed_seconds: float
@@ -275,6 +276,7 @@ class CostUpdate:
     hourly_rate: float
     spot_count: int
     ondemand_count: int
+    cost_by_provider: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
 
 
 @dataclass(frozen=True)
@@ -288,6 +290,7 @@ class CostFinal:
         spot_count: number of spot instances over the whole time.
         ondemand_count: number of on-demand instances over the whole time.
         savings_vs_ondemand: difference to the on-demand cost of the same machines.
+        cost_by_provider: shares of the cost, in USD by provider.
     """
 
     total_cost: float
@@ -296,6 +299,7 @@ class CostFinal:
     spot_count: int
     ondemand_count: int
     savings_vs_ondemand: float
+    cost_by_provider: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skyward.events import Metrics, Progress
@@ -74,6 +74,7 @@ class PoolSnapshot:
         works: progress of the unfinished pieces of work.
         hourly_rate: price of the present machines together, in USD per hour.
         cost: costs so far, in USD.
+        cost_by_provider: their shares, in USD by provider.
     """
 
     pool_id: str
@@ -90,6 +91,7 @@ class PoolSnapshot:
     works: tuple[Progress, ...] = ()
     hourly_rate: float = 0.0
     cost: float = 0.0
+    cost_by_provider: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the snapshot as JSON values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ from skyward.market.budget import charged_price
 from skyward.market.choose import UnfitMachineError
 from skyward.market.cost import CostReport, Usage
 from skyward.providers.base import Provider
-from skyward.request.request import PoolRequest
+from skyward.request.request import PoolRequest, Spot
 from skyward.submission import FleetStatus, NodeStatus, worker_names
 from skyward.wire.control import Start
 from skyward.wire.frames import TlsIdentity
@@ -53,6 +54,10 @@ _BOOT_S = 60.0
 _BAR_S, _LONGEST_BAR_S = 12.0, 600.0
 _GRACE_S = 10.0
 """Seconds after its announced end at which a preempted machine is given up."""
+_SPOT_AGAIN_S, _LONGEST_SPOT_AGAIN_S = 600.0, 3600.0
+"""Seconds between two attempts to have spot machines in the place of those on demand."""
+_SOON_S = 900.0
+"""Seconds for which a node on demand may be busy when a spot machine is bought to take its place."""
 _HOPELESS = (AuthenticationError, BudgetError, ConfigurationError, PoolStateError)
 _logger = logging.getLogger("skyward")
 
@@ -77,6 +82,10 @@ class FleetUser(Protocol):
 
     async def attach(self, node: Node) -> None:
         """Use a node; returns once its workers take calls. Raises when they do not."""
+        ...
+
+    def busy_for_s(self, rank: int) -> float:
+        """Return the seconds until a node's running calls end, as far as can be expected; infinite if unknown."""
         ...
 
     async def drain(self, rank: int) -> None:
@@ -182,6 +191,9 @@ class Fleet:
         self.boot_s = _BOOT_S
         self._failed_additions, self._barred_until = 0, -math.inf
         self._failed_order: asyncio.Task[Mapping[int, Node]] | None = None
+        self._joining: Member | None = None  # to take the place of one on demand
+        self._reserved: set[int] = set()  # its rank, while its machine is launched
+        self._moves_to_spot = False
         self._closed = False
         self._is_whole = True  # False while it is taken over: its record is that of the last client
 
@@ -203,16 +215,18 @@ class Fleet:
 
     def cost(self, now: float) -> CostReport:
         """Return the cost of the fleet until ``now``, an ``elapsed`` reading of its clock in seconds."""
-        return CostReport(usages=tuple(self._machines.usages()), now=now)
+        return CostReport(usages=tuple(self._machines.usages()), now=now, provider=self._machines.provider.name)
 
     def status(self) -> FleetStatus:
         """Return the present state of the fleet. Thread-safe."""
+        cost = self.cost(self._clock.elapsed())
         members = dict(self._members)  # a copy, because the loop changes it while another thread reads
         return FleetStatus(
             wanted=len(self.wanted),
             workers_per_node=self._request.workers_per_node,
             nodes=tuple(self._node_status(member) for _, member in sorted(members.items())),
-            cost=self.cost(self._clock.elapsed()).total,
+            cost=cost.total,
+            cost_by_provider=cost.by_provider,
             boot_s=self.boot_s,
             elastic=self._request.elastic,
         )
@@ -323,8 +337,8 @@ class Fleet:
             UnreachableError: a node does not answer, and may live.
         """
         self._user, self._is_whole = user, False
-        if record.spent:
-            self._machines.past.append(Usage.past(record.spent, self._clock.elapsed()))
+        now = self._clock.elapsed()
+        self._machines.past += [Usage.past(usd, now, provider=name) for name, usd in record.spent.items() if usd]
         members = {member.rank: member for member in self._add_members([kept.rank for kept in record.nodes])}
         self._spawn(renew_secrets(self._machines))
         self._spawn(self._end_lost_machines())
@@ -392,10 +406,10 @@ class Fleet:
         members = [member for _, member in sorted(self._members.items()) if member.wanted and member.in_use]
         return [member.node for member in members if member.node is not None]
 
-    def _spent(self) -> float:
-        """Return what machines have cost that are gone."""
-        now = self._clock.elapsed()
-        return sum(usage.cost(now) for usage in self._machines.usages() if usage.ended_at is not None)
+    def _spent(self) -> Mapping[str, float]:
+        """Return what machines have cost that are gone, in USD by provider."""
+        cost = self.cost(self._clock.elapsed())
+        return replace(cost, usages=tuple(usage for usage in cost.usages if usage.ended_at is not None)).by_provider
 
     def _record(self) -> None:
         """Have the record of a kept fleet follow its nodes."""
@@ -465,6 +479,9 @@ class Fleet:
         """
         if self._closed:
             raise PoolStateError("the pool is closed")
+        if (joining := self._joining) is not None:  # it is one more than intended
+            self._joining = None
+            self._dismiss(joining)
         if size > len(self.wanted) and (refusal := self._refusal()) is not None:
             return _raise(refusal)
         if size and HEAD not in self.wanted:  # it was given up, or left; nodes in its reach are told of it again
@@ -539,9 +556,9 @@ class Fleet:
         leaving = self._members.get(HEAD)
         if leaving is not None and leaving.wanted:
             leaving = None
-        taken = self._members.keys() - ({HEAD} if leaving else set())
-        free = [rank for rank in range(len(self._members) + count) if rank not in taken]
-        members = self._add_members(free[:count])
+        taken = (self._members.keys() | self._reserved) - ({HEAD} if leaving else set())
+        free = (rank for rank in itertools.count() if rank not in taken)
+        members = self._add_members(list(itertools.islice(free, count)))
         launching = self._spawn(self._launch_after(leaving, members))
         for member in members:
             member.launching = launching
@@ -650,6 +667,8 @@ class Fleet:
             if loss is None:
                 member.used = None
                 return failures
+            if loss.preempted:
+                self._machines.note_preempted(node)
             self._discard(member)
             reason = f"node {rank} {'is preempted' if loss.preempted else 'is lost'}: {loss.reason}"
             if not member.wanted:
@@ -691,6 +710,7 @@ class Fleet:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             preempted = not gone.done() and not leave.done()
             if preempted:
+                self._machines.note_preempted(node)
                 if member.spare is None:
                     member.spare = self._spawn(self._launch_spare(member))
                 self._user.retire((member.rank,), comes_back=True)
@@ -885,6 +905,9 @@ class Fleet:
         self._machines.unfit.forget(rank)  # later ones are counted from one
         member.used = node
         self._record()
+        if self._may_move(member) and not self._moves_to_spot:
+            self._moves_to_spot = True
+            self._spawn(self._move_to_spot())
 
     async def _exchange(self, node: Node, error: UnfitMachineError) -> Node:
         """Launch another machine in the place of an unfit one, which is ended in the background.
@@ -894,6 +917,74 @@ class Fleet:
         self._machines.reject(node, error)
         self._end_in_background(node)
         return await self._machines.instead_of(node, beside=self._others((node.rank,)))
+
+    # --- from on-demand machines back to spot -----------------------------------------------------------------------
+
+    async def _move_to_spot(self) -> None:
+        """Have spot machines take the places of nodes on demand, one after the other, as soon as they cost less."""
+        pause_s = _SPOT_AGAIN_S
+        while members := [member for member in self._members.values() if self._may_move(member)]:
+            await self._clock.sleep(pause_s)
+            members = [member for member in members if self._may_move(member)]
+            least_busy = min(members, key=lambda member: self._user.busy_for_s(member.rank), default=None)
+            if least_busy is None or self._user.busy_for_s(least_busy.rank) > _SOON_S:
+                continue
+            has_moved = await self._move(least_busy)
+            pause_s = _SPOT_AGAIN_S if has_moved else min(_LONGEST_SPOT_AGAIN_S, 2 * pause_s)
+        self._moves_to_spot = False
+
+    def _may_move(self, member: Member) -> bool:
+        """Return whether a node is on demand because there was no spot machine, and another may take its place.
+
+        Node 0 stays, the head of gangs. Nodes of elastic pools leave when they are idle, and others are bought then.
+        """
+        request, node = self._request, member.used
+        if not isinstance(request.spot, Spot.IfAvailable) or request.elastic is not None or request.one_network:
+            return False
+        if node is None or not member.wanted or not member.in_use or member.rank == HEAD:
+            return False
+        return not node.instance.offer.spot and bool(node.instance.offer.price_per_hour)
+
+    async def _move(self, member: Member) -> bool:
+        """Add a node on spot and have ``member``, on demand, leave; return False if there is no cheaper machine."""
+        node = await self._launch_on_spot(member)
+        if node is None:
+            return False
+        rank = node.rank
+        self._publish(Notice(f"node {rank} starts on spot, to take the place of node {member.rank}", node.instance.id))
+        (joining,) = self._add_members([rank])
+        self._joining, joining.launching = joining, self._spawn(_result({rank: node}))
+        joining.task = self._spawn(self._run_member(joining))
+        self._announce()
+        await asyncio.wait([joining.up])
+        if self._joining is not joining:  # the pool was scaled meanwhile, and this one leaves
+            return False
+        self._joining = None
+        if not joining.in_use or joining.node is None:
+            return False
+        is_cheaper = joining.node.instance.offer.spot  # an unfit machine may have been replaced by one on demand
+        self._dismiss(member if is_cheaper else joining)
+        self._announce()
+        return is_cheaper
+
+    async def _launch_on_spot(self, member: Member) -> Node | None:
+        """Launch a cheaper machine than that of ``member``, for a free rank; return None if there is none."""
+        assert member.node is not None
+        earlier, offer = len(self._machines.all), member.node.instance.offer
+        rank = next(rank for rank in itertools.count() if rank not in self._members)
+        self._reserved.add(rank)
+        try:
+            (node,) = await self._machines.launch([rank], beside=self._others(()), instead_of=offer)
+        except Exception as error:
+            _unless_cancelled(error)
+            _logger.debug("node %d stays on demand: %s", member.rank, error)
+        else:
+            if self._may_move(member):
+                return node
+        finally:
+            self._reserved.discard(rank)
+        self._end_in_background(*self._machines.unended_of(rank, since=earlier))
+        return None
 
     def _refuse_apart(self, node: Node) -> None:
         """Raise if the nodes have to reach each other and do not, as far as their machines run."""
@@ -1032,6 +1123,10 @@ def _fail(up: asyncio.Future[None], error: Exception) -> None:
     if not up.done():
         up.set_exception(error)
         up.exception()  # retrieved here, since it was published: asyncio logs unretrieved ones
+
+
+async def _result(value: T) -> T:
+    return value
 
 
 async def _raise(error: Exception) -> None:

@@ -60,7 +60,7 @@ class FleetKeeping:
         await asyncio.to_thread(self._write, self.record, Owner.this_process())
         await asyncio.to_thread(start_keeper, self._folder)
 
-    def follow(self, nodes: Sequence[Node], *, spent: float) -> None:
+    def follow(self, nodes: Sequence[Node], *, spent: Mapping[str, float]) -> None:
         """Write the record anew soon, with these nodes, and what others have cost that are gone."""
         self._write_soon(replace(self.record, nodes=_kept(nodes), spent=spent))
 
@@ -78,7 +78,7 @@ class FleetKeeping:
         if self._writing is not None:
             await asyncio.wait((self._writing,))
 
-    async def leave(self, nodes: Sequence[Node], *, spent: float) -> bool:
+    async def leave(self, nodes: Sequence[Node], *, spent: Mapping[str, float]) -> bool:
         """Write what another client finds: without a node, nothing. Return False if it finds nothing.
 
         Raises nothing: an error is published.

@@ -53,6 +53,7 @@ from skyward.market.choose import (
 )
 from skyward.market.consent import Consent, Forecast
 from skyward.market.cost import Usage
+from skyward.market.interruptions import Interruptions, SpotLife
 from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
 from skyward.providers.registry import provider_settings
 from skyward.providers.several import Several, labelled
@@ -179,27 +180,31 @@ class Machines:
         choice = choose(request, offers, nodes=request.nodes, provider=self.provider.name)
         await self._consent.given_to_elastic(choice.batches, provider=self.provider.name)
 
-    async def launch(self, ranks: Sequence[int], *, beside: Iterable[Node] = ()) -> Sequence[Node]:
+    async def launch(
+        self, ranks: Sequence[int], *, beside: Iterable[Node] = (), instead_of: Offer | None = None
+    ) -> Sequence[Node]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
 
         For none, raise what the launch of one would, as far as offers and limits are concerned. A pool that waits for
-        capacity launches again and again until its time is over.
+        capacity launches again and again until its time is over; not ``instead_of`` a machine on demand, for which see
+        :func:`~skyward.market.choose.choose`.
 
         Raises the provider's errors. Machines created until then are among ``all``.
         """
         if not ranks:
             await self._choose(1, (), ())
             return ()
-        self.publish(InfraCreating())
+        if instead_of is None:
+            self.publish(InfraCreating())
         await self.grants.check()
         has = [machine.instance.offer for machine in beside]
         waiting = _Waiting(limit_s=self.request.wait_for_capacity_s, clock=self.clock)
         while True:
             known = len(self.all)
             try:
-                return await self._launch_now(ranks, has)
+                return await self._launch_now(ranks, has, instead_of)
             except _PASSING as error:
-                if not waiting.limit_s:
+                if not waiting.limit_s or instead_of is not None:
                     raise
                 if waiting.is_over:
                     raise waiting.ended(error) from error
@@ -208,9 +213,9 @@ class Machines:
                 self.notice(str(error))
                 await waiting.pause(self.notice, costly=costly)
 
-    async def _launch_now(self, ranks: Sequence[int], has: Sequence[Offer]) -> Sequence[Node]:
+    async def _launch_now(self, ranks: Sequence[int], has: Sequence[Offer], instead_of: Offer | None) -> Sequence[Node]:
         total = len(ranks) + len(has)
-        batches, remark = await self._choose(len(ranks), has, self.unfit.offers(ranks))
+        batches, remark = await self._choose(len(ranks), has, self.unfit.offers(ranks), instead_of)
         batches = await self._consent.given(batches, has, provider=self.provider.name)
         apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self.provider.name)
         for note in (remark, apart, *(batch.offers[0].note for batch in batches)):
@@ -258,11 +263,22 @@ class Machines:
                 raise error
         return [node for nodes in outcomes if not isinstance(nodes, BaseException) for node in nodes]
 
-    async def _choose(self, nodes: int, has: Sequence[Offer], failed: Sequence[Offer]) -> tuple[list[Batch], str]:
+    async def _choose(
+        self, nodes: int, has: Sequence[Offer], failed: Sequence[Offer], instead_of: Offer | None = None
+    ) -> tuple[list[Batch], str]:
         """Return what to buy for so many nodes beside others, within all limits; and a remark for the user."""
         name = self.provider.name
         offers = connected(await self._offers(), self.request, nodes=nodes + len(has))
-        choice = choose(self.request, offers, nodes=nodes, provider=name, beside=has, failed=failed)
+        choice = choose(
+            self.request,
+            offers,
+            nodes=nodes,
+            provider=name,
+            beside=has,
+            failed=failed,
+            seen=self._interruptions(),
+            instead_of=instead_of,
+        )
         bought = [machine.instance for machine in self.all]
         try:
             batches = self._price_limit.among(choice.batches, bought, provider=name)
@@ -278,6 +294,27 @@ class Machines:
         if isinstance(self.provider, Several):
             self.notice(self.provider.silence)
         return offers
+
+    def note_preempted(self, machine: Node) -> None:
+        """Record that the provider takes a machine back: its market is expected to do so again. Idempotent."""
+        if machine.preempted_at is None:
+            machine.preempted_at = self.clock.elapsed()
+
+    def _interruptions(self) -> Interruptions:
+        """Return the lives of the spot machines so far."""
+        now = self.clock.elapsed()
+        return Interruptions(
+            tuple(
+                SpotLife(
+                    offer=machine.instance.offer,
+                    began_h=(now - machine.usage.launched_at) / 3600,
+                    ended_h=0.0 if (end := _end_of(machine)) is None else (now - end) / 3600,
+                    preempted=machine.preempted_at is not None,
+                )
+                for machine in self.all
+                if machine.instance.offer.spot
+            )
+        )
 
     def timeout_s(self, *, age_s: float = 0.0) -> float:
         """Return the hard cap on a node's remaining life, in seconds.
@@ -370,6 +407,7 @@ class Machines:
         self.unfit.add(machine.rank, attempt)
         outcome = self.unfit.outcome(machine.rank)
         if error.preempted:
+            self.note_preempted(machine)
             self.publish(InstancePreempted(instance.id, machine.rank, 0.0))
         self.publish(Notice(f"{attempt}; {outcome or 'no other is bought'}", instance.id))
         if not outcome:
@@ -682,8 +720,7 @@ class _Order(LaunchOrder):
         """Yield the order with ledger entries at a provider, which an error settles."""
         self._refuse_to_go_on("machines are no longer asked for")
         if self.refusals:
-            best, label = offers[0], offers[0].provider
-            self.machines.notice(f"{self.refusals[-1]}; the next attempt is {describe_offer(best)} at {label}")
+            self.machines.notice(f"{self.refusals[-1]}; the next attempt is {describe_offer(offers[0])}")
         earlier = set(self.creates)
         order = replace(self, server=provider, offers=tuple(offers))
         keys = await order.reserve(self.ranks)
@@ -773,6 +810,11 @@ def _beside(batch: Batch, launched: Sequence[Offer]) -> Batch:
     sites = {offer.site for offer in launched if offer.provider and not offer.island}
     offers = tuple(offer for offer in batch.offers if not sites or offer.site in sites)
     return replace(batch, offers=offers or batch.offers)
+
+
+def _end_of(machine: Node) -> float | None:
+    """Return the ``elapsed`` reading at which a machine was taken back or was gone; None while it may run."""
+    return machine.usage.ended_at if machine.preempted_at is None else machine.preempted_at
 
 
 def _launching(

@@ -201,6 +201,8 @@ class Node:
         ready_by: ``monotonic`` reading of the clock by which a sound machine admits a login.
         state: its state.
         has_rank: False once it was found unfit, or lost: it is ended in the background.
+        preempted_at: ``elapsed`` reading of the clock when its provider took the machine back or announced that; None
+            before.
         end_tried: set after the first attempt to end it.
         secret_due_at: ``elapsed`` reading of the clock at which it needs another secret; infinite for never.
         access: present address and kind of access of the machine, once it is open.
@@ -229,6 +231,7 @@ class Node:
         self.ready_by = looks.clock.monotonic() + instance.offer.ready_within_s
         self.state = NodeState.PREPARING
         self.has_rank = True
+        self.preempted_at: float | None = None
         self.end_tried = asyncio.Event()
         self.secret_due_at = math.inf
         self._looks = looks

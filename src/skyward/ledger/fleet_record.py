@@ -118,7 +118,7 @@ class FleetRecord:
         project: folder of the program that opened it.
         tls: its certificates, with the key.
         left: time at which its last client left; None while it has one, or if it was killed.
-        spent: USD that machines cost which are gone.
+        spent: USD by provider that machines cost which are gone.
         python: Python's version.
         skyward: Skyward's version.
         nodes: its nodes.
@@ -135,7 +135,7 @@ class FleetRecord:
     project: str
     tls: TlsIdentity = field(repr=False)
     left: Moment | None = None
-    spent: float = 0.0
+    spent: Mapping[str, float] = field(default_factory=dict[str, float])
     python: str = field(default_factory=platform.python_version)
     skyward: str = field(default_factory=lambda: version(DISTRIBUTION))
     nodes: tuple[KeptNode, ...] = field(default=(), repr=False)
@@ -152,7 +152,8 @@ class FleetRecord:
         """Return what its machines will have cost in so many seconds, in USD; unknown prices count as nothing."""
         usages = [Usage.of(node.instance.offer, node.launched.left_s) for node in self.nodes]
         charged = [node.instance.price_per_hour for node in self.nodes]
-        return self.spent + sum(usage.charged(usd).cost(ahead_s) for usage, usd in zip(usages, charged, strict=True))
+        present = (usage.charged(usd).cost(ahead_s) for usage, usd in zip(usages, charged, strict=True))
+        return sum(self.spent.values()) + sum(present)
 
     @property
     def keys(self) -> tuple[str, ...]:

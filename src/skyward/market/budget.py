@@ -208,19 +208,20 @@ def notes_on_bill(provider: str, instances: Iterable[Instance], *, kept: bool = 
     """Return notes for the user on machines, maybe of a kept fleet, that cost more or cannot end their own bill."""
     notes: list[str] = []
     for instance in instances:
+        vendor = instance.offer.provider or provider
         name, offered, charged = instance.offer.spec.name, instance.offer.price_per_hour, charged_price(instance)
         if offered is not None and charged is not None and charged > offered * _NOTICED:
             notes.append(
-                f"{provider} charges {_dollars(charged)} for {name}, offered at {_dollars(offered)}: "
+                f"{vendor} charges {_dollars(charged)} for {name}, offered at {_dollars(offered)}: "
                 "that counts in costs and limits"
             )
         if not instance.ends_itself and charged != 0:
             notes.append(
-                f"machines of {provider} cannot end their own bill: after `keep` a process on this computer ends them; "
+                f"machines of {vendor} cannot end their own bill: after `keep` a process on this computer ends them; "
                 "while the computer is off or has no network, they cost money on"
                 if kept
-                else f"machines of {provider} cannot end their own bill: should this program die, they cost money "
-                f"until `skyward sweep` ends them, or the next pool that opens with {provider} on this computer"
+                else f"machines of {vendor} cannot end their own bill: should this program die, they cost money "
+                f"until `skyward sweep` ends them, or the next pool that opens with {vendor} on this computer"
             )
     return list(dict.fromkeys(notes))
 

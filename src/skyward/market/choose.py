@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from skyward.errors import AuthenticationError, CapacityError, HostKeyError, UnreachableError
+from skyward.market.interruptions import NOTHING_SEEN, Interruptions
 from skyward.providers.base import Instance, Offer
 from skyward.request.request import PoolRequest, Spot, SpotNever, SpotStrategy
 
 _INSISTENT = Spot.Always()
 _ALLOW_OTHERS = 'try again later, or allow others with spot="if-available"'
+_WORTH_MOVING = 0.9
 _ELSEWHERE = "try again later, or another accelerator, machine, region or provider"
 
 
@@ -57,23 +59,32 @@ def choose(
     provider: str,
     beside: Iterable[Offer] = (),
     failed: Iterable[Offer] = (),
+    seen: Interruptions = NOTHING_SEEN,
+    instead_of: Offer | None = None,
 ) -> Choice:
     """Rank the offers of a provider, or of several, for ``nodes`` nodes of ``request``; apply its spot strategy.
 
-    All nodes are bought alike, so that the price of one ranks the whole order. In a list of providers, an offer whose
-    machine has ``failed`` to come up ranks behind the others, and after a second failure so does its provider. Unless
-    the request spreads its nodes, they go where the machines ``beside`` them can be reached.
+    All nodes are bought alike, so that the price of one ranks the whole order. It is that of an hour of work, which
+    interruptions ``seen`` on a market raise. In a list of providers, an offer whose machine has ``failed`` to come up
+    ranks behind the others, and after a second failure so does its provider. Unless the request spreads its nodes, they
+    go where the machines ``beside`` them can be reached.
 
     A share counts the whole fleet, including the machines ``beside`` these. A provider without any spot offer has no
     spot market: there every strategy means on-demand, and where no provider has one, the note reports it. Raises
     :class:`~skyward.errors.CapacityError` without an offer that the strategy allows.
+
+    ``instead_of`` that offer of a node on demand, only spot machines are chosen whose hour of work costs a tenth less.
     """
     beside = tuple(beside)
-    ranked = _ranked(request, _within_reach(request, tuple(offers), beside), tuple(failed))
+    near = _within_reach(request, tuple(offers), beside)
+    if instead_of is not None:
+        less = _WORTH_MOVING * seen.price_of_work(instead_of)
+        near = [offer for offer in near if offer.spot and seen.price_of_work(offer) <= less]
+    ranked = _ranked(request, near, tuple(failed), seen)
     markets = {offer.provider for offer in ranked if offer.spot}
     spot = tuple(offer for offer in ranked if markets and (offer.spot or offer.provider not in markets))
     on_demand = tuple(offer for offer in ranked if not offer.spot)
-    on_spot = _spot_batch(request.spot, nodes, beside, spot, on_demand)
+    on_spot = _spot_batch(request.spot, nodes, beside, spot, ranked)
     note = ""
     # Only where spot was asked for: "always" is the default, and the line of the launch names the market. Machines that
     # cost nothing, the user's own, need no such remark either.
@@ -89,7 +100,9 @@ def choose(
                 f"{provider} offers no {kind} machine for this request; "
                 "try another accelerator, machine, region, spot strategy or provider"
             )
-    return Choice(batches=tuple(_insistent_alone(batch) for batch in batches.values() if batch.nodes), note=note)
+    chosen = tuple(_insistent_alone(batch) for batch in batches.values() if batch.nodes)
+    passed_over = [] if request.prefer == "order" else [_note_on_passed_over(batch.offers, seen) for batch in chosen]
+    return Choice(batches=chosen, note="; ".join(filter(None, (note, *passed_over))))
 
 
 def _within_reach(request: PoolRequest, offers: Sequence[Offer], beside: Sequence[Offer]) -> Sequence[Offer]:
@@ -107,16 +120,26 @@ def _within_reach(request: PoolRequest, offers: Sequence[Offer], beside: Sequenc
     return found
 
 
-def _ranked(request: PoolRequest, offers: Sequence[Offer], failed: Sequence[Offer]) -> Sequence[Offer]:
+def _ranked(
+    request: PoolRequest, offers: Sequence[Offer], failed: Sequence[Offer], seen: Interruptions
+) -> tuple[Offer, ...]:
     in_list = [offer for offer in failed if offer.provider]
     faults, faults_there = Counter(map(_kind, in_list)), Counter(offer.provider for offer in in_list)
     turns = {each: turn for turn, each in enumerate(dict.fromkeys(offer.provider for offer in offers))}
 
     def key(offer: Offer) -> tuple[float, ...]:
         turn = turns[offer.provider] if request.prefer == "order" else 0
-        return faults_there[offer.provider] > 1, faults[_kind(offer)], turn, *_rank(offer)
+        price = seen.price_of_work(offer)
+        return (
+            faults_there[offer.provider] > 1,
+            faults[_kind(offer)],
+            turn,
+            price,
+            not offer.spot,
+            offer.spec.memory_gib,
+        )
 
-    return sorted(offers, key=key)
+    return tuple(sorted(offers, key=key))
 
 
 def _kind(offer: Offer) -> tuple[str, str, str, bool]:
@@ -128,15 +151,31 @@ def _insistent_alone(batch: Batch) -> Batch:
     return replace(batch, retries=0) if len({offer.provider for offer in batch.offers}) > 1 else batch
 
 
+def _note_on_passed_over(ranked: Sequence[Offer], seen: Interruptions) -> str:
+    """Return a remark on the cheapest of ranked offers, if interruptions on its market put another before it."""
+    cheapest = min(ranked, key=NOTHING_SEEN.price_of_work)
+    why = seen.seen(cheapest)
+    if not why or cheapest.price_per_hour is None or seen.price_of_work(cheapest) <= seen.price_of_work(ranked[0]):
+        return ""
+    return (
+        f"{_describe_place(cheapest)} comes after {_describe_place(ranked[0])}: with {why}, an hour of work there "
+        f"costs ${seen.price_of_work(cheapest):.3g}"
+    )
+
+
+def _describe_place(offer: Offer) -> str:
+    return describe_offer(offer) + (f" in {offer.region}" if offer.region else "")
+
+
 def _spot_batch(
-    strategy: SpotStrategy, nodes: int, beside: Sequence[Offer], spot: tuple[Offer, ...], on_demand: tuple[Offer, ...]
+    strategy: SpotStrategy, nodes: int, beside: Sequence[Offer], spot: tuple[Offer, ...], ranked: tuple[Offer, ...]
 ) -> Batch:
     """Return the nodes that a strategy has on spot, with their offers and what follows a refusal."""
     match strategy:
         case Spot.Always(retries=retries, interval=interval_s):
             return Batch(nodes=nodes, offers=spot, retries=retries, interval_s=interval_s, advice=_ALLOW_OTHERS)
         case Spot.IfAvailable():
-            return Batch(nodes=nodes, offers=tuple(dict.fromkeys(spot + on_demand)))
+            return Batch(nodes=nodes, offers=ranked)
         case Spot.Percent(share=share):
             # 0.1 * 30 is 3.0000000000000004: without rounding, this share would ask for 4 nodes instead of 3
             of_all = math.ceil(round(share * (nodes + len(beside)), 9))
@@ -178,15 +217,10 @@ def _is_dearer(offer: Offer, asked: Offer) -> bool:
 
 
 def describe_offer(offer: Offer) -> str:
-    """Return machine type, market and price of an offer, for messages."""
+    """Return machine type, provider among several, market and price of an offer, for messages."""
+    provider = f" of {offer.provider}" if offer.provider else ""
     price = "price not known" if offer.price_per_hour is None else f"${offer.price_per_hour:.4g} an hour"
-    return f"{offer.spec.name} {'on the spot market' if offer.spot else 'on demand'} ({price})"
-
-
-def _rank(offer: Offer) -> tuple[float, float]:
-    """Return the sort key: price, unknown ones last, then memory."""
-    price = math.inf if offer.price_per_hour is None else offer.price_per_hour
-    return price, offer.spec.memory_gib
+    return f"{offer.spec.name}{provider} {'on the spot market' if offer.spot else 'on demand'} ({price})"
 
 
 def _counted(nodes: int) -> str:
@@ -234,7 +268,7 @@ class Attempt:
     def __str__(self) -> str:
         offer = self.instance.offer
         host = f"host {self.instance.host}" if self.instance.host else ""
-        place = ", ".join(filter(None, (offer.spec.name, offer.region, host)))
+        place = ", ".join(filter(None, (offer.spec.name, offer.provider, offer.region, host)))
         return f"machine {self.instance.id} ({place}) {self.reason}{_cost_words(self.cost)}"
 
 

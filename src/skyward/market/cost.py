@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from skyward.events import CostFinal, CostUpdate
@@ -36,6 +38,7 @@ class Usage:
         on_demand_price_per_hour: USD for the same machine on demand; None is unknown: no savings are claimed.
         minimum_billed_s: least number of seconds billed.
         minimum_charge: least USD charged.
+        provider: label of its provider in a pool of several; empty in a pool of one.
     """
 
     launched_at: float
@@ -45,6 +48,7 @@ class Usage:
     on_demand_price_per_hour: float | None = None
     minimum_billed_s: float = 0.0
     minimum_charge: float = 0.0
+    provider: str = ""
 
     @classmethod
     def of(cls, offer: Offer, launched_at: float) -> Usage:
@@ -56,12 +60,13 @@ class Usage:
             on_demand_price_per_hour=offer.on_demand_price_per_hour,
             minimum_billed_s=offer.minimum_billed_s,
             minimum_charge=offer.minimum_charge,
+            provider=offer.provider,
         )
 
     @classmethod
-    def past(cls, usd: float, now: float) -> Usage:
-        """Return the usage of machines that have cost so much, and are gone."""
-        return cls(launched_at=now, ended_at=now, price_per_hour=0.01, minimum_charge=usd)
+    def past(cls, usd: float, now: float, *, provider: str) -> Usage:
+        """Return the usage of a provider's machines that have cost so much, and are gone."""
+        return cls(launched_at=now, ended_at=now, price_per_hour=0.01, minimum_charge=usd, provider=provider)
 
     def charged(self, price_per_hour: float | None) -> Usage:
         """Return the usage at a price read back, in USD an hour, from its launch on; None changes nothing."""
@@ -96,15 +101,25 @@ class CostReport:
     Attributes:
         usages: every machine that it has had.
         now: the present reading of the usages' clock, in seconds.
+        provider: name of the provider of usages without a label.
     """
 
     usages: tuple[Usage, ...]
     now: float
+    provider: str = ""
 
     @property
     def total(self) -> float:
         """USD so far."""
         return sum(usage.cost(self.now) for usage in self.usages)
+
+    @property
+    def by_provider(self) -> Mapping[str, float]:
+        """USD so far by provider, in the order of their first machines; the sum is the total."""
+        costs: defaultdict[str, float] = defaultdict(float)
+        for usage in self.usages:
+            costs[usage.provider or self.provider] += usage.cost(self.now)
+        return dict(costs)
 
     @property
     def elapsed_s(self) -> float:
@@ -121,6 +136,7 @@ class CostReport:
             hourly_rate=sum(usage.price_per_hour or 0.0 for usage in running),
             spot_count=sum(usage.spot for usage in running),
             ondemand_count=sum(not usage.spot for usage in running),
+            cost_by_provider=self.by_provider,
         )
 
     def final(self) -> CostFinal:
@@ -132,4 +148,5 @@ class CostReport:
             spot_count=sum(usage.spot for usage in self.usages),
             ondemand_count=sum(not usage.spot for usage in self.usages),
             savings_vs_ondemand=sum(usage.savings(self.now) for usage in self.usages),
+            cost_by_provider=self.by_provider,
         )

@@ -132,6 +132,14 @@ class _Worker:
     runs_job: bool = False
     is_told: bool = False
 
+    def busy_for_s(self, now: float) -> float:
+        """Return the seconds until its call ends, as far as can be expected; infinite if nothing is known."""
+        head = next(iter(self.in_flight.values()), None)
+        if head is None:
+            return math.inf if self.runs_job else 0.0
+        since_s = now - self.busy_since
+        return head.expected_s - since_s if since_s < head.expected_s else since_s
+
     @property
     def takes_calls(self) -> bool:
         return self.up and not self.draining and not self.runs_job
@@ -192,6 +200,10 @@ class Dispatch:
         return WorkerLoad(
             next(iter(worker.in_flight.values()), None), worker.busy_since, max(0, len(worker.in_flight) - 1)
         )
+
+    def busy_for_s(self, node: int, now: float) -> float:
+        """Return the seconds until a node's running calls end, as far as can be expected; infinite if unknown."""
+        return max((each.busy_for_s(now) for each in self._workers.values() if each.id.node == node), default=0.0)
 
     def workload(self, now: float) -> Workload:
         """Return the work that waits and runs, as far as any worker may take it, and since when nodes have none.

@@ -250,6 +250,7 @@ class RunningPool:
             nodes=tuple(_node_snapshot(node, self._metrics.get(node.instance_id)) for node in fleet.nodes),
             hourly_rate=sum(node.price_per_hour or 0.0 for node in fleet.nodes),
             cost=fleet.cost,
+            cost_by_provider=fleet.cost_by_provider,
         )
         return self.scheduler.snapshot(base) if self._is_complete else base
 
@@ -364,7 +365,7 @@ class RunningPool:
         if keeping is None or isinstance(self._spent, BudgetError) or not (self._opened or self._found):
             await self.fleet.stop()
             if keeping is not None:
-                await keeping.leave((), spent=0.0)
+                await keeping.leave((), spent={})
         elif self._opened and await self.fleet.leave():
             self._bus.publish(Notice(words_on_leaving(keeping.record)))
         spending.publish_final()

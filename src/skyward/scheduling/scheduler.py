@@ -665,6 +665,10 @@ class Scheduler:
                 self._perform(self._dispatch.worker_gone(worker_id, reason, now, planned=planned))
             self._spawn(self._services.forget(worker_names(rank, self._workers_per_node)))
 
+    def busy_for_s(self, rank: int) -> float:
+        """Return the seconds until a node's running calls end, as far as can be expected; infinite if unknown."""
+        return self._dispatch.busy_for_s(rank, self._loop.time())
+
     async def drain(self, rank: int) -> None:
         """Wait until the workers of a retired node have nothing left to do, and services have moved their data."""
 

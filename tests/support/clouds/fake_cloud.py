@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +13,8 @@ import pytest
 
 from skyward.fleet import machine_size
 from skyward.testing.aws import Looks
-from support.clouds.rest_service import RestService, Tariff
+from skyward.testing.bill import Tariff
+from support.clouds.rest_service import RestService
 from support.clouds.room import Room
 
 __all__ = ["FakeCloud", "FakeMachine"]
@@ -63,6 +65,7 @@ class FakeCloud:
         room: as given.
         looks: as given; may be changed at any time.
         capacity: number of machines left, by type; types that are not here have plenty.
+        most_machines: machines that exist when no further one is sold, although they are listed.
         surcharge: price of the created record, as a multiple of the listed one.
         least_billed_s: shortest time that is billed, in place of the vendor's own least time and charge; None is those.
         machines: every machine ever created, by id.
@@ -74,6 +77,7 @@ class FakeCloud:
         self.room = room
         self.looks = looks or Looks(pending=0, ending=0)
         self.capacity: dict[str, int] = {}
+        self.most_machines = math.inf
         self.surcharge = 1.0
         self.least_billed_s: float | None = None
         self.containers_may_end = True
@@ -199,7 +203,7 @@ class FakeCloud:
 
     def take_capacity(self, kind: str) -> bool:
         """Take a machine of that type from what is left, and return whether there was one."""
-        left = self.capacity.get(kind)
+        left = self.capacity.get(kind) if len(self.alive) < self.most_machines else 0
         if left is not None and left > 0:
             self.capacity[kind] = left - 1
         return left is None or left > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import threading
 import time
@@ -17,18 +16,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from skyward.testing.bill import Bill
 from skyward.testing.loopback import Faults, drop_connection, serving
 
 __all__ = [
     "FAULTS",
     "SPECS",
-    "Bill",
     "Pace",
     "RestAnswer",
     "RestCall",
     "RestFault",
     "RestService",
-    "Tariff",
     "call_api",
     "load_json",
 ]
@@ -133,72 +131,6 @@ class Pace:
     per_s: float
     route: str = ""
     headers: Callable[[float], Mapping[str, str]] = lambda left_s: {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tariff:
-    """Price of a machine."""
-
-    usd_per_hour: float
-    minimum_s: float = 0.0
-    minimum_usd: float = 0.0
-
-
-@dataclass(slots=True)
-class _Billed:
-    tariff: Tariff
-    since: float
-    until: float | None = None
-
-
-class Bill:
-    """The vendor's bill, by the second and by the service's own clock.
-
-    Attributes:
-        clock: its time.
-        peak: largest number of machines that were billed at one moment.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.peak = 0
-        self.clock = clock
-        self._billed: dict[str, _Billed] = {}
-        self._charged = 0.0
-
-    def begin(self, machine: str, tariff: Tariff) -> None:
-        """Bill a machine from now on."""
-        self._billed[machine] = _Billed(tariff, self.clock())
-        self.peak = max(self.peak, len(self.open))
-
-    def end(self, machine: str) -> None:
-        """Bill a machine up to now; again, it does nothing."""
-        entry = self._billed[machine]
-        entry.until = entry.until or self.clock()
-
-    def charge(self, usd: float) -> None:
-        """Bill something other than time, such as traffic."""
-        self._charged += usd
-
-    @property
-    def open(self) -> Sequence[str]:
-        """Machines that cost money now."""
-        return [machine for machine, entry in self._billed.items() if entry.until is None]
-
-    def seconds(self) -> Mapping[str, int]:
-        """Return the billed seconds of each machine, begun ones included."""
-        return {
-            machine: math.ceil(max((entry.until or self.clock()) - entry.since, entry.tariff.minimum_s))
-            for machine, entry in self._billed.items()
-        }
-
-    def usd(self) -> float:
-        """Return the sum of everything so far."""
-        seconds = self.seconds()
-        of_time = (
-            max(entry.tariff.usd_per_hour * seconds[machine] / 3600, entry.tariff.minimum_usd)
-            for machine, entry in self._billed.items()
-        )
-        return sum(of_time, self._charged)
 
 
 class RestService:

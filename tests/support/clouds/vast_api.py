@@ -22,9 +22,10 @@ from typing import Any, Final
 import pytest
 
 from skyward.testing.aws import Looks
+from skyward.testing.bill import Tariff
 from support.clouds.container_room import ContainerOrders, ContainerRoom
 from support.clouds.fake_cloud import FakeCloud, FakeMachine
-from support.clouds.rest_service import Pace, RestAnswer, RestCall, RestService, Tariff
+from support.clouds.rest_service import Pace, RestAnswer, RestCall, RestService
 
 __all__ = ["API_KEY", "SCOPES", "STATUSES", "VastApi", "VastInstance", "ask", "disk_price"]
 

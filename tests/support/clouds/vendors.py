@@ -25,7 +25,7 @@ from support.clouds.vast_api import STATUSES, VastApi
 from support.clouds.verda_api import VerdaApi
 from support.ssh_islands import require_namespaces
 
-__all__ = ["BOOTED", "EACH_KIND", "PATH", "PROMPT", "VENDORS", "Vendor", "opened", "vendor_named"]
+__all__ = ["BOOTED", "EACH_KIND", "PATH", "PROMPT", "VENDORS", "Vendor", "opened", "use_own_state", "vendor_named"]
 
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 """Of machines: there is no uv."""
@@ -176,6 +176,13 @@ The others keep their contract (``tests/contract``), their costs and their faili
 """
 
 
+def use_own_state(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let this process have caches and a ledger of its own in a folder, and a public address that nobody is asked."""
+    for name, variable in (("cache", "XDG_CACHE_HOME"), ("state", "XDG_STATE_HOME")):
+        patch.setenv(variable, str(folder / name))
+    patch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
+
+
 PROMPT: Mapping[str, Any] = {"listing_s": 1.0, "look_s": 0.05, "unlisted_s": 1.0, "look_interval_s": 0.1}
 """Class variables of providers whose waits are short."""
 
@@ -205,9 +212,7 @@ def opened(
         provider: class variables of the provider.
         **room: settings of the machines' room.
     """
-    for name, variable in (("cache", "XDG_CACHE_HOME"), ("state", "XDG_STATE_HOME")):
-        patch.setenv(variable, str(folder / name))
-    patch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
+    use_own_state(patch, folder)
     place = folder / "machines" if machines else None
     if machines and vendor.containers:
         require_namespaces()

@@ -120,7 +120,7 @@ def test_it_is_installed_and_runs_as_a_module() -> None:
         [sys.executable, "-m", "skyward", "ls", "--json"], capture_output=True, text=True, timeout=60, check=True
     )
     nothing = {key: [] for key in ("fleets", "machines", "unknown", "unasked", "damaged")}
-    assert json.loads(done.stdout) == nothing | {"cost": 0}
+    assert json.loads(done.stdout) == nothing | {"cost": 0, "cost_by_provider": {}}
     assert done.stderr == ""
 
 
@@ -211,6 +211,7 @@ def test_ls_lists_open_machines_with_cost_and_owner(launch: Callable[..., list[I
     launch("c", pool="sky-2", owner=ALIVE, price=None)
 
     listed = answer("ls")
+    assert listed["cost_by_provider"] == {"local": listed["cost"]}
 
     assert [(each["pool"], each["node"], each["instance"]) for each in listed["machines"]][:2] == [
         ("sky-1", 0, first.id),
@@ -248,6 +249,7 @@ def test_ls_asks_the_provider_what_is_still_there(
     assert [each["state"] for each in answer("ls")["machines"]] == ["running", "gone", None]
     said = run("ls").output
     assert "state unknown: no-such-provider: " in said
+    assert "3 machines, $8.00 (local $6.00, no-such-provider $2.00)" in said
     (row,) = [line.split() for line in said.splitlines() if "sky-3" in line]
     assert row[3:5] == ["?", "?"], "neither id nor state"
     assert f"{gone.id} " in said

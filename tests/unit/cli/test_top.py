@@ -27,6 +27,8 @@ SNAPSHOT = PoolSnapshot(
     open_s=12.0,
     nodes=(NodeSnapshot(node=0, state="ready", workers=(BUSY,)),),
     running=1,
+    cost=3.2,
+    cost_by_provider={"aws": 1.2, "verda": 2.0},
 )
 
 
@@ -66,6 +68,7 @@ def test_an_open_pool_shows_what_it_runs(pool: PoolFolder, arguments: tuple[str,
     assert shown.exit_code == 0
     assert "sky-1 · local · open for 12 s · 1 node, 1 worker" in shown.output
     assert "train#3   4.2 s" in shown.output
+    assert "$3.20 (aws $1.20, verda $2.00) so far" in shown.output
 
 
 def test_the_same_as_json(pool: PoolFolder) -> None:

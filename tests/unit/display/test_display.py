@@ -180,8 +180,15 @@ def test_failed_opening_that_left_nothing_says_so() -> None:
     stream = io.StringIO()
     with shown("log", stream) as show:
         show(InfraCreating(), PoolStopping())
-        show(CostFinal(0.02, 1.0, 12.0, 2, 0, 0.0), PoolStopped(0), after_s=2)
+        show(CostFinal(0.02, 1.0, 12.0, 2, 0, 0.0, {"aws": 0.02}), PoolStopped(0), after_s=2)
     assert text_of(stream).splitlines()[-1] == "pool    │ closed after 2.0 s: never opened, cost $0.02"
+
+
+def test_summary_has_the_share_of_each_of_several_providers() -> None:
+    stream = io.StringIO()
+    with shown("log", stream) as show:
+        show(PoolStarted(2, 2), CostFinal(3.2, 9.0, 1.0, 0, 2, 0.0, {"aws": 1.2, "verda": 2.0, "ssh": 0.0}))
+    assert text_of(stream).splitlines()[-1].endswith("2 workers, cost $3.20 (aws $1.20, verda $2.00, ssh $0.00)")
 
 
 def test_summary_leaves_out_what_nobody_said() -> None:

@@ -174,6 +174,8 @@ IN_ADDITION = {
     "InstanceLaunching": "region spot price_per_hour workers_per_node cpu_per_worker memory_gib_per_worker "
     "accelerator accelerators accelerators_asked at_most",
     "LogLine": "worker call stream level logger state",
+    "CostUpdate": "cost_by_provider",
+    "CostFinal": "cost_by_provider",
 }
 
 
@@ -203,9 +205,12 @@ def test_unknown_values_may_be_left_out() -> None:
     assert Metrics("i-1", 0, 1.0, 1.0, 1.0, 1.0).gpu is None
 
 
-@pytest.mark.parametrize("event", [line("x"), WorkerLost(1, 0, "i-1", "SIGKILL"), CostFinal(1, 2, 3, 4, 5, 6)])
-def test_events_survive_pickling(event: SkywardEvent) -> None:
+@pytest.mark.parametrize(
+    "event", [line("x"), WorkerLost(1, 0, "i-1", "SIGKILL"), CostFinal(1, 2, 3, 4, 5, 6, {"aws": 1})]
+)
+def test_events_survive_pickling_and_can_be_in_sets(event: SkywardEvent) -> None:
     assert pickle.loads(pickle.dumps(event)) == event
+    assert isinstance(hash(event), int)
 
 
 def test_every_event_is_frozen_and_exported() -> None:

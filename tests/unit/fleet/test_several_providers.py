@@ -70,7 +70,7 @@ async def test_sold_out_there_the_next_serves(stage: Stage) -> None:
         assert stage.places() == [("dear", "dear-0"), ("dear", "dear-1")]
     assert any(
         told.startswith("cheap refuses: cheap has none of its offers available now")
-        and told.endswith("the next attempt is m on demand ($2 an hour) at dear")
+        and told.endswith("the next attempt is m of dear on demand ($2 an hour)")
         for told in stage.notices()
     )
 

@@ -87,7 +87,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetFol
 
 
 def test_record_is_read_as_it_was_written_and_is_its_users_only(folder: FleetFolder) -> None:
-    record = kept_record(kept_node(0), kept_node(1), left=Moment.after(), spent=1.5)
+    record = kept_record(kept_node(0), kept_node(1), left=Moment.after(), spent={"aws": 1.5, "verda": 0.5})
     folder.write(record)
 
     assert folder.read() == record
@@ -249,7 +249,7 @@ def test_fleet_is_kept_no_longer_than_its_nodes_may_live() -> None:
 def test_cost_of_a_fleet_counts_from_the_launch_over_all_of_its_clients() -> None:
     offer = replace(node_instance().offer, price_per_hour=3600.0)
     node = replace(kept_node(), instance=replace(node_instance(), offer=offer))
-    record = kept_record(node, spent=7.0)
+    record = kept_record(node, spent={"aws": 4.0, "verda": 3.0})
 
     assert round(record.cost()) in (67, 68)  # launched a minute ago, at a dollar a second
     assert round(record.cost(10)) in (77, 78)

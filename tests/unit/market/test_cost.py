@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -20,15 +21,35 @@ ON_DEMAND = Usage(launched_at=1800.0, ended_at=3600.0, price_per_hour=2.0, on_de
 
 
 def test_a_running_fleet_counts_and_rates_only_what_runs() -> None:
-    report = CostReport(usages=(SPOT, ON_DEMAND), now=7200.0)
+    report = CostReport(usages=(SPOT, ON_DEMAND), now=7200.0, provider="aws")
 
-    assert report.update() == CostUpdate(7200.0, accumulated_cost=3.0, hourly_rate=1.0, spot_count=1, ondemand_count=0)
+    assert report.update() == CostUpdate(
+        7200.0, accumulated_cost=3.0, hourly_rate=1.0, spot_count=1, ondemand_count=0, cost_by_provider={"aws": 3.0}
+    )
 
 
 def test_the_final_numbers_are_of_all_machines() -> None:
-    report = CostReport(usages=(SPOT, ON_DEMAND), now=7200.0)
+    report = CostReport(usages=(SPOT, ON_DEMAND), now=7200.0, provider="aws")
 
-    assert report.final() == CostFinal(3.0, 7200.0, 3.0, spot_count=1, ondemand_count=1, savings_vs_ondemand=4.0)
+    assert report.final() == CostFinal(
+        3.0, 7200.0, 3.0, spot_count=1, ondemand_count=1, savings_vs_ondemand=4.0, cost_by_provider={"aws": 3.0}
+    )
+
+
+def test_the_shares_of_several_providers_are_the_total() -> None:
+    offer = Offer(spec=InstanceSpec(name="a", cpu=1, memory_gib=1), price_per_hour=1.0, provider="verda")
+    usages = (
+        Usage.of(offer, 0.0),
+        replace(SPOT, provider="aws (eu-central-1)"),
+        replace(ON_DEMAND, provider="verda"),
+        Usage.past(7.0, 100.0, provider="runpod"),
+        Usage(launched_at=0.0, price_per_hour=0.0, provider="ssh"),
+    )
+    report = CostReport(usages=usages, now=7200.0, provider="several")
+
+    shares = {"verda": 2.0 + 1.0, "aws (eu-central-1)": 2.0, "runpod": 7.0, "ssh": 0.0}
+    assert (report.by_provider, sum(shares.values())) == (shares, report.total)
+    assert report.update().cost_by_provider == report.final().cost_by_provider == shares
 
 
 def test_the_meter_stops_when_the_last_machine_has_ended() -> None:

@@ -551,3 +551,27 @@ def test_a_worker_that_runs_a_job_is_no_worker_for_the_calls_that_wait() -> None
     table.submit(table.calls(1))
     load = table.dispatch.workload(600.0)
     assert (load.calls, load.work_s, load.idle_s) == (2, 600.0, {0: 0.0})
+
+
+@pytest.mark.parametrize(
+    ("known_s", "ran_s", "busy_for_s"),
+    [(None, 5.0, math.inf), (30.0, 10.0, 20.0), (30.0, 50.0, 50.0)],
+    ids=["of an unknown function", "as long as others took", "longer than others: as long again"],
+)
+def test_a_node_is_busy_for_the_rest_of_its_longest_call(
+    known_s: float | None, ran_s: float, busy_for_s: float
+) -> None:
+    table = Table(A, B, WorkerId(1, 0))
+    if known_s is not None:
+        table.learn("f", known_s)
+    table.submit(table.calls(3))
+
+    assert table.dispatch.busy_for_s(0, table.now + ran_s) == busy_for_s
+
+
+def test_a_node_without_calls_is_not_busy_and_one_with_a_job_is_for_as_long_as_that_takes() -> None:
+    table = Table(A, WorkerId(1, 0))
+    table.dispatch.job_running(A, table.now, runs=True)
+
+    assert table.dispatch.busy_for_s(0, table.now) == math.inf
+    assert table.dispatch.busy_for_s(1, table.now) == 0.0

@@ -14,10 +14,11 @@ import pytest
 from skyward.errors import SkywardError
 from skyward.machine.ssh import SshTransport
 from skyward.machine.ssh_config import SSHTarget
+from skyward.testing.bill import Tariff
 from skyward.testing.hosts import SshHost, find_openssh, require_sshd
 from support.clock import FakeClock
 from support.clouds.booted_machine import MachineRoom
-from support.clouds.rest_service import FAULTS, SPECS, Pace, RestAnswer, RestCall, RestService, Tariff, call_api
+from support.clouds.rest_service import FAULTS, SPECS, Pace, RestAnswer, RestCall, RestService, call_api
 from support.eventually import eventually
 
 

@@ -9,6 +9,7 @@ import os
 import pwd
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ from skyward.testing.aws.region import (
     Region,
     UserData,
 )
+from skyward.testing.bill import Bill
 from skyward.testing.hosts import SshHost, find_openssh, share_cache
 from skyward.testing.loopback import Faults, drop_connection, reserve_network, serving
 
@@ -294,6 +296,7 @@ class LocalEC2:
 
     Attributes:
         market: as given.
+        bill: cost of the instances of all regions; disks, addresses and traffic are not billed.
         user: user name that can log in on machines.
         ssh_port: port of the machines' sshd.
 
@@ -315,6 +318,7 @@ class LocalEC2:
         if machines and folder is None:
             raise ConfigurationError("machines need a folder")
         self.market = market or Market()
+        self.bill = Bill(time.monotonic)
         self.user = pwd.getpwuid(os.getuid()).pw_name
         self.ssh_port = _SSH_PORT
         self._folder = folder
@@ -501,6 +505,7 @@ class LocalEC2:
                 name,
                 market=self.market,
                 looks=self._looks,
+                bill=self.bill,
                 next_address=lambda: f"{self._network}.{next(self._hosts)}",
                 make_machine=self._new_machine() if self._machines else None,
                 threads=self._threads,

@@ -19,6 +19,7 @@ from werkzeug import Response
 
 from skyward.errors import ConfigurationError
 from skyward.testing.aws.ec2_market import IMAGES, Market
+from skyward.testing.bill import Bill, Tariff
 from skyward.testing.hosts import SshHost, share_cache
 from skyward.testing.loopback import serving
 
@@ -226,6 +227,7 @@ ENDED_BY_USER: Final = "Client.UserInitiatedShutdown"
 ENDED_BY_ITSELF: Final = "Client.InstanceInitiatedShutdown"
 TAKEN_BACK: Final = "Server.SpotInstanceTermination"
 BROKEN: Final = "Server.InternalError"
+_LEAST_BILLED_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +268,7 @@ class Region:
         name: such as ``"us-east-1"``.
         market: types, prices and capacity.
         looks: delays of state changes.
+        bill: bills instances from their launch until their end begins.
         next_address: returns a new address for an instance.
         make_machine: creates machines; None for instances without machines.
         threads: threads in which machines boot and end.
@@ -277,6 +280,7 @@ class Region:
         *,
         market: Market,
         looks: Looks,
+        bill: Bill,
         next_address: Callable[[], str],
         make_machine: Callable[..., EmulatedMachine] | None,
         threads: ThreadPoolExecutor,
@@ -287,6 +291,7 @@ class Region:
         self.name = name
         self.market = market
         self.looks = looks
+        self.bill = bill
         self.backend: Any = ec2_backends[DEFAULT_ACCOUNT_ID][name]
         self._original: Any = type(self.backend)
         self._next_address = next_address
@@ -387,6 +392,7 @@ class Region:
         if tracked.reason:
             return
         tracked.reason = reason
+        self.bill.end(instance_id)
         _set_state(tracked.instance, "shutting-down", 32)
         if tracked.machine is not None:
             tracked.over = self._threads.submit(tracked.machine.end)
@@ -435,6 +441,7 @@ class Region:
         looks = self.looks
         tracked = _Tracked(instance, address, nic.public_ip_auto_assign, looks.unseen, looks.pending, looks.ending)
         self._tracked[instance.id] = tracked
+        self.bill.begin(instance.id, Tariff(usd_per_hour=self._price(instance), minimum_s=_LEAST_BILLED_S))
         _set_state(instance, "pending", 0)
         if self._make_machine is not None:
             tracked.machine = self._make_machine(
@@ -445,6 +452,11 @@ class Region:
                 switched_off=partial(self._switched_off, tracked),
             )
             tracked.booting = self._threads.submit(tracked.machine.boot)
+
+    def _price(self, instance: Any) -> float:
+        kind, zone = instance.instance_type, instance.placement.zone
+        known = self.market.spot_price(kind, zone) if instance.lifecycle == "spot" else self.market.prices[kind]
+        return known or 0.0
 
     def _facts(self, instance: Any, address: str) -> Mapping[str, str]:
         return {
@@ -462,6 +474,7 @@ class Region:
         elif tracked.machine is not None:
             tracked.over = self._threads.submit(tracked.machine.end)
             _set_state(tracked.instance, "stopped", 80)
+            self.bill.end(tracked.instance.id)
 
     def _go_on(self, tracked: _Tracked) -> None:
         if tracked.unseen > 0:

@@ -1,0 +1,139 @@
+"""Nodes that were bought on demand for want of spot machines: when spot machines take their places, and when not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.errors import CapacityError
+from skyward.events import InstanceLaunching, Notice
+from skyward.fleet.fleet import Fleet
+from skyward.ledger.ledger import Ledger
+from skyward.providers.base import Offer
+from skyward.request.instance import InstanceSpec
+from skyward.testing.provider import FakeProvider
+from support.fleets import FleetStage, until
+
+SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
+ON_DEMAND = Offer(spec=SPEC, price_per_hour=3.0, on_demand_price_per_hour=3.0)
+ON_SPOT = Offer(spec=SPEC, spot=True, price_per_hour=1.0, on_demand_price_per_hour=3.0)
+
+
+@dataclass(kw_only=True)
+class Stage(FleetStage):
+    provider: FakeProvider = field(default_factory=lambda: FakeProvider([ON_DEMAND, ON_SPOT]))
+
+    def launches(self) -> int:
+        return sum(isinstance(event, InstanceLaunching) for event in self.events)
+
+    async def pass_time(self, hours: float) -> None:
+        """Wait until so much time has passed, which it does by itself while the fleet looks for spot machines."""
+        until_s = self.clock.elapsed() + hours * 3600
+        await until(lambda: self.clock.elapsed() >= until_s)
+
+
+def markets(fleet: Fleet) -> dict[int, bool]:
+    """Whether each node is on spot, by rank."""
+    return {node.rank: node.instance.offer.spot for node in fleet.ready_nodes() if node.rank in fleet.wanted}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    made = Stage(ledger=Ledger(tmp_path / "ledger.db"))
+    made.provider.sold_out = {ON_SPOT}
+    return made
+
+
+async def test_spot_machines_take_the_places_of_nodes_on_demand_but_for_node_0(stage: Stage) -> None:
+    async with stage.kept(nodes=3, spot="if-available") as fleet:
+        assert markets(fleet) == {0: False, 1: False, 2: False}
+        stage.provider.sold_out.clear()
+        await until(lambda: sum(markets(fleet).values()) == 2 and len(stage.provider.alive) == 3)
+
+        assert sorted(markets(fleet).values()) == [False, True, True]
+        assert not markets(fleet)[0]
+        steps = [entry[:2] for entry in stage.engine.log if entry[0] in ("attach", "retire")]
+        joins = [index for index, step in enumerate(steps) if step[0] == "attach"][3:]
+        assert [steps[index + 1][0] for index in joins] == ["retire", "retire"], "first another joins, then one leaves"
+        told = [event.message for event in stage.events if isinstance(event, Notice) and "on spot" in event.message]
+        assert told[0] == "node 3 starts on spot, to take the place of node 1"
+
+
+async def test_spot_is_asked_for_ever_more_rarely_and_no_failure_is_published(stage: Stage) -> None:
+    async with stage.kept(nodes=2, spot="if-available", timeout=30 * 24 * 3600):
+        opened = stage.launches()
+        await stage.pass_time(12)
+        assert 11 <= stage.launches() - opened <= 14
+        notices = [event for event in stage.events if isinstance(event, Notice)]
+        assert [event.message.split(",")[0] for event in notices] == ["asked for big on the spot market ($1 an hour)"]
+
+
+@pytest.mark.parametrize(
+    ("price", "busy"),
+    [pytest.param(2.8, False, id="spot costs hardly less"), pytest.param(1.0, True, id="its calls may go on for long")],
+)
+async def test_a_node_on_demand_stays_where_a_move_is_not_worth_it(stage: Stage, price: float, busy: bool) -> None:
+    on_spot = replace(ON_SPOT, price_per_hour=price)
+    stage.provider = FakeProvider([ON_DEMAND, on_spot])
+    stage.provider.sold_out = {on_spot}
+    if busy:
+        stage.engine.busy[1] = asyncio.Event()
+    async with stage.kept(nodes=2, spot="if-available") as fleet:
+        stage.provider.sold_out.clear()
+        await stage.pass_time(12)
+
+        assert markets(fleet) == {0: False, 1: False}
+        assert len(stage.provider.instances) == 2
+        for event in stage.engine.busy.values():
+            event.set()
+
+
+@pytest.mark.parametrize(
+    ("offers", "request_"),
+    [
+        pytest.param([replace(ON_DEMAND, price_per_hour=0.0), ON_SPOT], {}, id="a machine that costs nothing"),
+        pytest.param([ON_DEMAND, ON_SPOT], {"spot": "never"}, id="nobody asked for spot"),
+        pytest.param([ON_DEMAND, ON_SPOT], {"nodes": (2, 3), "timeout": 60}, id="nodes that leave when they are idle"),
+        pytest.param([ON_DEMAND, ON_SPOT], {"nodes": 1}, id="the head"),
+    ],
+)
+async def test_nothing_is_looked_for_in_the_place_of(
+    stage: Stage, offers: list[Offer], request_: dict[str, Any]
+) -> None:
+    stage.provider = FakeProvider(offers)
+    stage.provider.sold_out = {ON_SPOT}
+    async with stage.kept(**{"nodes": 2, "spot": "if-available"} | request_):
+        asked = stage.provider.calls.count("offers")
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+        assert 600.0 not in stage.clock.slept_s
+        assert stage.provider.calls.count("offers") == asked
+
+
+async def test_a_pool_that_is_scaled_meanwhile_has_the_size_that_was_asked_for(stage: Stage) -> None:
+    async with stage.kept(nodes=3, spot="if-available") as fleet:
+        stage.nodes.hang(3, "start")
+        stage.provider.sold_out.clear()
+        await asyncio.wait_for(stage.nodes.hanging.wait(), 5)
+        stage.provider.sold_out = {ON_SPOT}
+        stage.nodes.heal(3, "start")
+        await fleet.scale(2, ())
+        await until(lambda: len(stage.provider.alive) == 2)
+
+        assert markets(fleet) == {0: False, 1: False}
+
+
+async def test_a_spot_machine_that_does_not_become_a_node_changes_nothing(stage: Stage) -> None:
+    async with stage.kept(nodes=2, spot="if-available") as fleet:
+        stage.nodes.fail(2, "start", CapacityError("no"))
+        stage.provider.sold_out.clear()
+        await until(lambda: len(stage.provider.instances) > 2)
+        stage.provider.sold_out = {ON_SPOT}
+        await until(lambda: len(stage.provider.alive) == 2)
+
+        assert markets(fleet) == {0: False, 1: False}
