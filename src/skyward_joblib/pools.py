@@ -16,6 +16,7 @@ from skyward.request.checks import option_names, refuse_unknown
 from skyward.submission import TaskSubmitter
 
 if TYPE_CHECKING:
+    from skyward.api.plan import Plan
     from skyward.api.pool import ComputePool
 
 
@@ -62,6 +63,10 @@ class JoblibPool:
         pip = [*(pool_params.pop("pip", None) or ()), *asked, *_pinned("numpy"), *_pinned("threadpoolctl")]
         self._pool = ComputePool(**pool_params, pip=pip)
         self._opened = ExitStack()
+
+    def plan(self) -> Plan:
+        """Return what opening the pool would do; see :meth:`skyward.ComputePool.plan`."""
+        return self._pool.plan()
 
     def __enter__(self) -> ComputePool:
         """Open the pool and make it joblib's backend in this thread."""

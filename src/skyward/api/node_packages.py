@@ -17,6 +17,8 @@ from skyward.request.includes import describe_includes
 from skyward.request.request import PoolRequest
 from skyward.shipping.project_modules import OWN_PACKAGES
 
+MIRRORING = "mirroring what this program imports"
+"""Begin of the line that lists the mirrored distributions."""
 MIRROR_VARIABLE = "SKYWARD_MIRROR"
 """Environment variable: ``0`` does for all pools what ``Image(mirror=False)`` does for one."""
 
@@ -52,7 +54,7 @@ def with_environment(
     """
     for line in describe_includes(request.image.includes):
         report(line)
-    if provider.this_machine and _is_satisfied(request.image):
+    if provider.this_machine and runs_here(request.image):
         return request
     if not request.image.mirrors or os.environ.get(MIRROR_VARIABLE, "").lower() in ("0", "off", "false", "no"):
         request = replace(request, image=replace(request.image, mirrors=False))
@@ -69,7 +71,7 @@ def with_environment(
             report(f"{package.name} {package.version}: {package.note}")
     if mirror.requirements:
         listed = ", ".join(mirror.requirements)
-        report(f"mirroring what this program imports ({len(mirror.requirements)}): {listed}")
+        report(f"{MIRRORING} ({len(mirror.requirements)}): {listed}")
     return replace(request, image=mirror.added_to(request.image))
 
 
@@ -83,7 +85,8 @@ def refuse_spread_gangs(request: PoolRequest, names: Sequence[Mapping[str, objec
         )
 
 
-def _is_satisfied(image: ImageSettings) -> bool:
+def runs_here(image: ImageSettings) -> bool:
+    """Return True if this interpreter satisfies an image: nodes on this machine use it, and install nothing."""
     from skyward.environment.installed import is_satisfied
 
     return is_satisfied(image.pip)

@@ -18,7 +18,7 @@ from functools import cache
 from operator import methodcaller
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, cast
 from weakref import ref
 
 from skyward.api.calls import PendingBatch, PendingCompute, PendingResults, PendingStream, Ts, not_a_call
@@ -64,6 +64,7 @@ from skyward.submission import (
 
 if TYPE_CHECKING:
     from skyward.api.jobs import Job
+    from skyward.api.plan import Plan
     from skyward.api.streams import Stream
     from skyward.ledger.fleet_record import FleetFolder
     from skyward.scheduling.running_pool import PoolParts, RunningPool
@@ -78,6 +79,7 @@ _pools_made = itertools.count()
 _current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=None)
 # In threads, which start with an empty context, the pool opened last is the current one.
 _open_pools: list[ComputePool] = []
+_instead_of_opening: list[Callable[[ComputePool], NoReturn]] = []
 
 
 @refuses_operands
@@ -234,6 +236,8 @@ class ComputePool(CallsByFunction):
     def __enter__(self) -> Self:
         refuse_inside_call()
         refuse_at_exit()
+        for act in _instead_of_opening:
+            act(self)
         claimed = False
         try:
             arm()  # so that the block delays SIGTERM, too
@@ -282,6 +286,35 @@ class ComputePool(CallsByFunction):
             PoolStateError: it is open already.
         """
         return self.__enter__()
+
+    @without_frames
+    def plan(self) -> Plan:
+        """Return what opening this pool would do at this moment. Creates nothing.
+
+        The plan has the offers in the order in which they would be tried, the most that they can cost, the packages
+        and files that nodes would get, what the nodes could not do, and why the pool would not open, if so. It is shown
+        as a table::
+
+            print(sky.ComputePool(provider=sky.AWS(), accelerator="H100", nodes=4).plan())
+
+        It is found by the code that opens pools: the provider is asked for its offers, and wheels of the distributions
+        that no package index has are built here.
+        """
+        refuse_inside_call()
+        from skyward.api.plan import make_plan
+
+        loop = acquire_loop()
+        try:
+            return make_plan(
+                self._request,
+                self._provider,
+                names=self._names,
+                loop=loop,
+                as_found=self._as_found,
+                takeover=self._takeover,
+            )
+        finally:
+            loop.release()
 
     def close(self) -> None:
         """Terminate the machines and confirm it, as at the end of a ``with`` block. Idempotent."""
@@ -779,6 +812,11 @@ def current_pool() -> ComputePool | None:
     if pool is not None and pool.is_active:
         return pool
     return next((pool for pool in reversed(_open_pools) if pool.is_active), None)
+
+
+def act_instead_of_opening(act: Callable[[ComputePool], NoReturn]) -> None:
+    """Have ``act`` called, from now on, wherever this process would open a pool."""
+    _instead_of_opening.append(act)
 
 
 def _leave_all_to_parent() -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import platformdirs
 
 from skyward.errors import ConfigurationError
-from skyward.request.includes import files_below, pack_files
+from skyward.request.includes import bytes_of, files_below, pack_files
 from skyward.submission import Invocation
 
 _HEADER: Final = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
@@ -67,7 +67,7 @@ def read_script(path: Path, arguments: Sequence[str] = ()) -> Script:
             "folder of its own; that of a project has a pyproject.toml, or is a git repository"
         )
     files = files_below(project)
-    size = sum(file.path.stat().st_size for file in files if not file.link and file.path.is_file())
+    size = bytes_of(files)
     if size > _PROJECT_BYTES:
         raise ConfigurationError(
             f"script: its project {project} has {size >> 20} MiB of files, more than the {_PROJECT_BYTES >> 20} MiB "

@@ -8,6 +8,7 @@ from skyward.cli._jobs import cancel, list_jobs, result, run
 from skyward.cli._logs import logs
 from skyward.cli._machines import down, keep_longer, ls, sweep, top
 from skyward.cli._offers import offers
+from skyward.cli._plan import plan
 from skyward.cli._setup import clean, doctor, env
 from skyward.ledger.keeper import start_keepers
 from skyward.request.distribution_names import DISTRIBUTION
@@ -25,5 +26,8 @@ def main() -> None:
     start_keepers()
 
 
-for command in cancel, clean, doctor, down, env, keep_longer, list_jobs, logs, ls, offers, result, run, sweep, top:
+for command in (
+    *(cancel, clean, doctor, down, env, keep_longer, list_jobs, logs, ls, offers, plan, result, run, sweep),
+    top,
+):
     main.add_command(command)

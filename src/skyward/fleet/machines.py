@@ -110,6 +110,7 @@ class Machines:
         all: every machine so far, including those of a launch that failed halfway.
         grants: their access to the pool's volumes.
         unfit: those bought in vain.
+        consent: the user's consent to what machines can cost.
         past: what machines cost that were gone before this client took a kept fleet over.
     """
 
@@ -138,7 +139,7 @@ class Machines:
         self._outputs = Outputs(request, self.pool_id, self.publish)
         self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
         self._price_limit = PriceLimit.of(request)
-        self._consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
+        self.consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
 
     def provider_of(self, instance: Instance) -> Provider:
         """Return the provider of a machine."""
@@ -174,11 +175,11 @@ class Machines:
     async def ask_for_elastic(self) -> None:
         """Have the user agree to what an elastic pool can cost, before it opens."""
         request = self.request
-        if request.elastic is None or self._consent.covers_elastic:
+        if request.elastic is None or self.consent.covers_elastic:
             return
         offers = connected(await self._offers(), request, nodes=request.nodes)
         choice = choose(request, offers, nodes=request.nodes, provider=self.provider.name)
-        await self._consent.given_to_elastic(choice.batches, provider=self.provider.name)
+        await self.consent.given_to_elastic(choice.batches, provider=self.provider.name)
 
     async def launch(
         self, ranks: Sequence[int], *, beside: Iterable[Node] = (), instead_of: Offer | None = None
@@ -214,12 +215,7 @@ class Machines:
                 await waiting.pause(self.notice, costly=costly)
 
     async def _launch_now(self, ranks: Sequence[int], has: Sequence[Offer], instead_of: Offer | None) -> Sequence[Node]:
-        total = len(ranks) + len(has)
-        batches, remark = await self._choose(len(ranks), has, self.unfit.offers(ranks), instead_of)
-        batches = await self._consent.given(batches, has, provider=self.provider.name)
-        apart = note_on_gangs([offer for batch in batches for offer in batch.offers], total, self.provider.name)
-        for note in (remark, apart, *(batch.offers[0].note for batch in batches)):
-            self.notice(note)
+        batches = await self.decide(len(ranks), has, self.unfit.offers(ranks), instead_of)
         self.publish(InfraCreated(batches[0].offers[0].region))
         if self.request.spread:
             return await self._buy_one_by_one(batches, ranks)
@@ -262,6 +258,21 @@ class Machines:
             if isinstance(error, BaseException):
                 raise error
         return [node for nodes in outcomes if not isinstance(nodes, BaseException) for node in nodes]
+
+    async def decide(
+        self, nodes: int, has: Sequence[Offer], failed: Sequence[Offer] = (), instead_of: Offer | None = None
+    ) -> Sequence[Batch]:
+        """Return what to buy for so many nodes beside others, and publish the remarks on it. Buys nothing.
+
+        Raises as :meth:`launch` does before it buys, except for the errors of volumes.
+        """
+        batches, remark = await self._choose(nodes, has, failed, instead_of)
+        batches = await self.consent.given(batches, has, provider=self.provider.name)
+        offers = [offer for batch in batches for offer in batch.offers]
+        apart = note_on_gangs(offers, nodes + len(has), self.provider.name)
+        for note in (remark, apart, *(batch.offers[0].note for batch in batches)):
+            self.notice(note)
+        return batches
 
     async def _choose(
         self, nodes: int, has: Sequence[Offer], failed: Sequence[Offer], instead_of: Offer | None = None
@@ -595,7 +606,7 @@ class Machines:
     ) -> Sequence[Node]:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
-        self.publish(_launching(self.provider, self.request, asked, len(ranks), self._consent.forecast))
+        self.publish(_launching(self.provider, self.request, asked, len(ranks), self.consent.forecast))
         began = self.clock.monotonic()
         for left in range(batch.retries, -1, -1):
             try:

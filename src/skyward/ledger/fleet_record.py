@@ -448,6 +448,11 @@ class FleetFolder:
         """Return True while a process uses the fleet, this one too."""
         return _is_locked(self.path / _LOCK)
 
+    def client(self) -> str:
+        """Return which process, other than a keeper, uses the fleet, in words; empty if none does."""
+        holder = self._holder() if self.is_held() else {"keeper": True}
+        return "" if holder.get("keeper") else self._held_words(holder)
+
     def has_keeper(self) -> bool:
         """Return True while a process of its own looks after the fleet."""
         return _is_locked(self.path / KEEPER_LOCK)

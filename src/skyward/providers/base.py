@@ -264,6 +264,14 @@ class Provider(ABC):
     def name(self) -> str:
         """The provider's name in events, ledger and documentation, e.g. ``"local"``."""
 
+    @property
+    def ends_itself(self) -> bool:
+        """True if its machines can end their own bill when the client is dead, or cost nothing.
+
+        A machine's own check may find that it cannot (:attr:`Instance.end_check`).
+        """
+        return self.own_machines
+
     @abstractmethod
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """Return the offers that satisfy the request, unranked. Creates nothing. Idempotent."""

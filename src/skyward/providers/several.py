@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Final, TypeAlias, cast
 
 from skyward.errors import (
@@ -257,6 +258,29 @@ def parse_provider(value: object) -> Provider:
             same = f"provider[{first}] ({provider.name} with equal settings)"
             raise ConfigurationError(f"provider[{index}] is the same as {same}: leave one out")
     return providers[0] if len(providers) == 1 else Several(tuple(providers))
+
+
+@asynccontextmanager
+async def own_copy(provider: Provider) -> AsyncGenerator[Provider]:
+    """Yield a provider with the same settings, and close it: closing one of an open pool would close its connections.
+
+    One that is no dataclass is yielded itself, and stays open.
+    """
+    async with AsyncExitStack() as stack:
+        copies = [await stack.enter_async_context(_copied(member)) for member in provider.members]
+        yield Several(tuple(copies)) if isinstance(provider, Several) else copies[0]
+
+
+@asynccontextmanager
+async def _copied(provider: Provider) -> AsyncGenerator[Provider]:
+    if not is_dataclass(provider):
+        yield provider
+        return
+    copy = cast("Provider", replace(cast("Any", provider)))
+    try:
+        yield copy
+    finally:
+        await copy.close()
 
 
 def provider_record(provider: Provider) -> tuple[str, dict[str, Any]]:

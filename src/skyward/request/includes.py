@@ -219,12 +219,12 @@ def included_files(includes: Sequence[str]) -> tuple[IncludedFile, ...]:
 def describe_includes(includes: Sequence[str]) -> Iterator[str]:
     """Yield lines for the user: what is left out, with sizes, and a warning if much is sent. Blocks."""
     files, left_out = select_files(includes)
-    sent = sum(file.path.stat().st_size for file in files if not file.link and file.path.is_file())
+    sent = bytes_of(files)
     if sent > _LARGE_BYTES:
         largest = max(files, key=lambda file: 0 if file.link else file.path.stat().st_size)
         yield (
-            f"includes are {_size(sent)}, which every node gets from here; the largest file is {largest.path} "
-            f"({_size(largest.path.stat().st_size)}). A volume, or an argument of calls, is better for data"
+            f"includes are {size_words(sent)}, which every node gets from here; the largest file is {largest.path} "
+            f"({size_words(largest.path.stat().st_size)}). A volume, or an argument of calls, is better for data"
         )
     if left_out:
         looks = iter(range(_COUNTED))
@@ -232,12 +232,17 @@ def describe_includes(includes: Sequence[str]) -> Iterator[str]:
             name: sum(_bytes_of(file) for file, _ in zip(_files_in(paths), looks, strict=False))
             for name, paths in _grouped(left_out).items()
         }
-        listed = [f"{name} ({_size(count)})" for name, count in sizes.items()]
+        listed = [f"{name} ({size_words(count)})" for name, count in sizes.items()]
         more = " or more" if next(looks, None) is None else ""
         yield (
             f"includes leave out {', '.join(listed)}{more}: repositories, environments, caches and what git ignores. "
             "A file that is named itself is sent"
         )
+
+
+def bytes_of(files: Iterable[IncludedFile]) -> int:
+    """Return the size of all files together; links and folders have none. Blocks."""
+    return sum(file.path.stat().st_size for file in files if not file.link and file.path.is_file())
 
 
 def select_files(includes: Sequence[str]) -> tuple[tuple[IncludedFile, ...], Mapping[Path, str]]:
@@ -369,7 +374,8 @@ def _bytes_of(file: Path) -> int:
         return 0
 
 
-def _size(count: int) -> str:
+def size_words(count: int) -> str:
+    """Return a number of bytes with a unit, in two digits."""
     for unit, bytes_ in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= bytes_:
             return f"{count / bytes_:.{0 if count >= 10 * bytes_ else 1}f} {unit}"

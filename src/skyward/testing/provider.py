@@ -116,7 +116,6 @@ class FakeProvider(Provider):
         fate: course of every machine after those.
         networks: networks of the machines, in the order of their launch; the last one is that of all further ones.
         prices: USD an hour as charged, by machine type; a machine's record states it once it runs.
-        ends_itself: True if new machines are gone once the client is dead: see :meth:`client_dies`.
         may_end: outcome of the :attr:`~skyward.providers.base.Instance.end_check` of new machines; None if they have no
             such check.
         sold_out: offers whose machines are refused.
@@ -147,7 +146,7 @@ class FakeProvider(Provider):
         self.fate = Fate()
         self.networks = networks
         self.prices: dict[str, float] = {}
-        self.ends_itself = True
+        self._ends_itself = True
         self.may_end: bool | None = None
         self.sold_out: set[Offer] = set()
         self.look_interval_s = look_interval_s  # pyright: ignore[reportAttributeAccessIssue] - one for each fake
@@ -156,6 +155,15 @@ class FakeProvider(Provider):
         self._faults: dict[Verb, deque[_Fault]] = defaultdict(deque)
         self._numbers = itertools.count()
         self._lives: dict[str, _Life] = {}
+
+    @property
+    def ends_itself(self) -> bool:
+        """True if new machines are gone once the client is dead: see :meth:`client_dies`."""
+        return self._ends_itself
+
+    @ends_itself.setter
+    def ends_itself(self, value: bool) -> None:
+        self._ends_itself = value
 
     @property
     def name(self) -> str:

@@ -158,7 +158,7 @@ def test_without_consent_nothing_is_created(
     stage = FleetStage(ledger=Ledger(tmp_path / "ledger.db"), provider=FakeProvider([offer(2.0, gpus=8)]))
     fleet = stage.fleet(nodes=2, timeout=3600)
     if answer is not None:
-        fleet._machines._consent.ask = Asked(answer)
+        fleet._machines.consent.ask = Asked(answer)
     with pytest.raises(
         BudgetError, match=rf"up to \$4\.00 until timeout, more than SKYWARD_CONFIRM_ABOVE=3, and {why}"
     ):

@@ -1,0 +1,362 @@
+"""What the opening of a pool would do, found by the code that opens pools; nothing is created."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any, Final
+
+from skyward.api.node_packages import MIRRORING, refuse_spread_gangs, runs_here, with_environment
+from skyward.base.loop import LoopThread
+from skyward.base.waiting import SYSTEM_CLOCK
+from skyward.display.words import money, plural
+from skyward.environment.skyward_wheel import engine_pins
+from skyward.errors import PoolStateError, SkywardError
+from skyward.events import Notice, SkywardEvent
+from skyward.fleet.machines import Machines
+from skyward.ledger.fleet_record import FleetFolder, FleetRecord, changes_to
+from skyward.ledger.ledger import Ledger
+from skyward.market.choose import Batch
+from skyward.market.consent import Forecast
+from skyward.providers.base import Offer, Provider
+from skyward.providers.several import own_copy
+from skyward.request.includes import bytes_of, included_files, size_words
+from skyward.request.request import PoolRequest
+
+__all__ = ["Plan", "PlannedOffer", "make_plan"]
+
+_WIDTH: Final = 80
+_SHOWN_OFFERS: Final = 20
+_SHOWN_FILES: Final = 12
+_SEVERAL: Final = 2
+_COLUMNS: Final = ("nodes", "try", "place", "machine", "accelerators", "market", "$/h", "at most")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOffer:
+    """Machines that the opening of a pool would try to get.
+
+    Attributes:
+        nodes: number of nodes that they are for.
+        attempt: 1 for those that are tried first for these nodes, 2 for those that are tried if the first are refused.
+        provider: name of the provider.
+        region: region; empty if the provider has none.
+        zone: zone of the region; empty for any.
+        machine: the provider's name of the machine type.
+        accelerator: name of the accelerators; None without.
+        accelerators: number of accelerators of a machine.
+        cores: cores of a machine.
+        memory_gib: main memory of a machine.
+        spot: True if the provider may take the machines back.
+        price_per_hour: USD for one machine; None is unknown.
+        at_most: USD that all of these nodes can cost until ``timeout``, within ``max_cost``; None is unknown.
+        connected: True if the machines reach each other.
+        ends_itself: True if the machines can end their own bill when the program is dead, or cost nothing.
+    """
+
+    nodes: int
+    attempt: int
+    provider: str
+    region: str
+    zone: str
+    machine: str
+    accelerator: str | None
+    accelerators: int
+    cores: int
+    memory_gib: float
+    spot: bool
+    price_per_hour: float | None
+    at_most: float | None
+    connected: bool
+    ends_itself: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan:
+    """What the opening of a pool would do at this moment; shown as a table, as text and in notebooks.
+
+    Attributes:
+        provider: name of the pool's provider.
+        nodes: number of machines that it would get.
+        present: number of nodes of a kept fleet that it would take over.
+        most_nodes: number of nodes that the pool can have.
+        timeout_s: hard limit on the life of a node.
+        offers: the machines, in the order in which they would be tried.
+        at_most: USD that the pool can cost until ``timeout``, whichever of the offers it gets, within ``max_cost``;
+            None is unknown. Of an elastic pool, and for machines that replace lost ones, only ``max_cost`` is a limit.
+        packages: requirements that would be installed on nodes, in pip's notation, Skyward's own ones last.
+        apt: Debian packages that would be installed.
+        files: names of the files that every node would get, in the folder of its files.
+        files_bytes: their size.
+        notes: remarks that the opening would publish, and questions that it would ask.
+        problems: why the pool would not open; empty if it would.
+    """
+
+    provider: str
+    nodes: int
+    present: int
+    most_nodes: int
+    timeout_s: float
+    offers: tuple[PlannedOffer, ...]
+    at_most: float | None
+    packages: tuple[str, ...]
+    apt: tuple[str, ...]
+    files: tuple[str, ...]
+    files_bytes: int
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        rows = [_COLUMNS, *map(_cells, self.offers[:_SHOWN_OFFERS])]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] if self.offers else []
+        details = [_wrapped(f"{title}: {text}") for title, text in self._details()]
+        return "\n".join(["\n".join(part) for part in ([_wrapped(self._headline())], table, details) if part])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(column)}</th>" for column in _COLUMNS)
+        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in _cells(offer)) for offer in self.offers[:_SHOWN_OFFERS]]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        details = "".join(f"<li>{escape(title)}: {escape(text)}</li>" for title, text in self._details())
+        return f"<p>{escape(self._headline())}</p>{table}<ul>{details}</ul>"
+
+    def _headline(self) -> str:
+        if self.problems:
+            return "This pool would not open."
+        taken = f"take over {plural(self.present, 'node')}" if self.present else ""
+        got = f"get {plural(self.nodes, 'node')} of {self.provider}" if self.nodes or not self.present else ""
+        more = f", and up to {self.most_nodes} with its work" if self._grows else ""
+        would = " and ".join(filter(None, (taken, got)))
+        return f"Opening this pool would {would}{more}{self._cost_words() if self.offers else ''}."
+
+    @property
+    def _grows(self) -> bool:
+        return self.most_nodes > self.nodes + self.present
+
+    def _cost_words(self) -> str:
+        if self.at_most is None:
+            return ", for an unknown sum: set max_cost" if self._grows else ", for an unknown sum"
+        if not self.at_most:
+            return ", for nothing"
+        if self._grows:
+            return f", for at most {money(self.at_most)}"
+        first = sum(offer.at_most or 0.0 for offer in self.offers if offer.attempt == 1)
+        last = f" ({money(self.at_most)} if only the dearest can be had)" if first < self.at_most else ""
+        return f", for at most {money(min(first, self.at_most))}{last} until timeout={self.timeout_s:g}"
+
+    def _details(self) -> Iterator[tuple[str, str]]:
+        if (more := len(self.offers) - _SHOWN_OFFERS) > 0:
+            yield "offers", f"{more} more, which are tried after these"
+        if self.packages or self.apt:
+            counted = plural(len(self.packages) + len(self.apt), "package")
+            yield counted, ", ".join([*self.packages, *(f"{name} (apt)" for name in self.apt)])
+        elif not self.problems:
+            yield "packages", "none is installed"
+        if self.files:
+            shown = ", ".join(self.files[:_SHOWN_FILES])
+            more_files = len(self.files) - _SHOWN_FILES
+            rest = f" and {more_files} more" if more_files > 0 else ""
+            yield f"{plural(len(self.files), 'file')}, {size_words(self.files_bytes)}", shown + rest
+        if self.offers:
+            if self.most_nodes >= _SEVERAL:
+                yield "network", _network_words(self.offers)
+            yield "own end", _end_words(self.offers)
+        yield from (("note", note) for note in self.notes)
+        yield from (("problem", problem) for problem in self.problems)
+
+
+def make_plan(
+    request: PoolRequest,
+    provider: Provider,
+    *,
+    names: Sequence[Mapping[str, object]],
+    loop: LoopThread,
+    as_found: bool = False,
+    takeover: bool = False,
+) -> Plan:
+    """Return what a pool would do if it were opened now. Blocks.
+
+    Args:
+        request: the pool's parameters.
+        provider: its provider.
+        names: variables of the code that made the pool, see :func:`with_environment`.
+        loop: the client's loop.
+        as_found: True for a pool that takes a kept fleet as it is.
+        takeover: True for a pool that takes it from another process.
+    """
+    notes: list[str] = []
+    problems: list[str] = []
+    files = ()
+    try:
+        files = included_files(request.image.includes)
+        if not as_found:
+            refuse_spread_gangs(request, names)
+            request = with_environment(request, provider, names=names, report=notes.append)
+    except SkywardError as error:
+        problems.append(str(error))
+    try:
+        record = _kept_fleet(request, takeover=takeover)
+        purchase = loop.call(_decide_purchase(request, provider, notes, record, as_found=as_found))
+    except SkywardError as error:
+        problems.append(str(error))
+        purchase = _Purchase()
+    prepares = not (provider.this_machine and runs_here(request.image)) and purchase.prepares
+    return Plan(
+        provider=provider.name,
+        nodes=purchase.nodes,
+        present=purchase.present,
+        most_nodes=max(request.nodes, purchase.present + purchase.nodes),
+        timeout_s=request.timeout_s,
+        offers=purchase.offers,
+        at_most=purchase.at_most,
+        packages=(*request.image.pip, *engine_pins()) if prepares else (),
+        apt=request.image.apt if prepares and not provider.this_machine else (),
+        files=tuple(file.name for file in files if file.link or not file.path.is_dir()) if purchase.prepares else (),
+        files_bytes=bytes_of(files) if purchase.prepares else 0,
+        notes=tuple(note for note in dict.fromkeys(notes) if not note.startswith(MIRRORING)),
+        problems=tuple(problems),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Purchase:
+    """Machines that a pool would get, and nodes that it would take over.
+
+    Attributes:
+        nodes, present, offers, at_most: see :class:`Plan`.
+        prepares: True if a node would get its environment and files.
+    """
+
+    nodes: int = 0
+    present: int = 0
+    offers: tuple[PlannedOffer, ...] = ()
+    at_most: float | None = None
+    prepares: bool = True
+
+
+def _kept_fleet(request: PoolRequest, *, takeover: bool) -> FleetRecord | None:
+    """Return the record of the kept fleet that the pool would take over; None if there is none."""
+    if not request.name:
+        return None
+    folder = FleetFolder(request.name)
+    if not takeover and (client := folder.client()):
+        raise PoolStateError(client)
+    record = folder.read()
+    return record if record is not None and record.nodes else None
+
+
+async def _decide_purchase(
+    request: PoolRequest, provider: Provider, notes: list[str], record: FleetRecord | None, *, as_found: bool
+) -> _Purchase:
+    """Decide what would be bought, as the opening does. Raises what that raises before it buys."""
+    nodes, restart = request.first_nodes, ""
+    has = tuple(kept.instance.offer for kept in record.nodes) if record is not None else ()
+    if record is not None:
+        nodes = 0 if as_found else max(0, request.size_of_kept(len(has)) - len(has))
+        restart = "" if as_found else changes_to(record, request, provider)
+        notes += [f"the nodes of the kept fleet {record.name!r} are set up again, for: {restart}"] if restart else []
+        if not nodes:
+            return _Purchase(present=len(has), prepares=bool(restart))
+    async with own_copy(provider) as own:
+        batches, forecast = await _decide(request, own, notes, nodes=max(1, nodes), has=has)
+        offers = tuple(_planned(batches, own, forecast))
+    at_most = forecast.max_cost if request.elastic else _most(batches, has, forecast)
+    return _Purchase(nodes=nodes, present=len(has), offers=offers, at_most=None if math.isinf(at_most) else at_most)
+
+
+async def _decide(
+    request: PoolRequest, provider: Provider, notes: list[str], *, nodes: int, has: Sequence[Offer]
+) -> tuple[Sequence[Batch], Forecast]:
+    def publish(event: SkywardEvent) -> None:
+        if isinstance(event, Notice):
+            notes.append(event.message)
+
+    async def agree(question: str) -> bool:
+        notes.append(f"the opening asks: {question.strip()}")
+        return True
+
+    machines = Machines(provider, request, pool_id="", publish=publish, ledger=Ledger.of_user(), clock=SYSTEM_CLOCK)
+    machines.consent.ask = agree
+    await machines.ask_for_elastic()
+    await machines.grants.check()
+    return await machines.decide(nodes, has), machines.consent.forecast
+
+
+def _planned(batches: Sequence[Batch], provider: Provider, forecast: Forecast) -> Iterator[PlannedOffer]:
+    for batch in batches:
+        for attempt, offer in enumerate(batch.offers, 1):
+            most, spec = forecast.most(offer, batch.nodes), offer.spec
+            yield PlannedOffer(
+                nodes=batch.nodes,
+                attempt=attempt,
+                provider=offer.provider or provider.name,
+                region=offer.region,
+                zone=offer.zone,
+                machine=spec.name,
+                accelerator=spec.accelerator,
+                accelerators=spec.accelerator_count,
+                cores=spec.cpu,
+                memory_gib=spec.memory_gib,
+                spot=offer.spot,
+                price_per_hour=offer.price_per_hour,
+                at_most=None if math.isinf(most) else most,
+                connected=not offer.island,
+                ends_itself=provider.member_of(offer).ends_itself or offer.price_per_hour == 0,
+            )
+
+
+def _most(batches: Sequence[Batch], has: Sequence[Offer], forecast: Forecast) -> float:
+    """Return the most that machines can cost, whichever offer each batch is bought as."""
+    dearest = (max(forecast.most(offer, batch.nodes) for offer in batch.offers) for batch in batches)
+    return min(forecast.max_cost, sum(dearest) + sum(map(forecast.most, has)))
+
+
+def _cells(offer: PlannedOffer) -> tuple[str, ...]:
+    return (
+        str(offer.nodes),
+        str(offer.attempt),
+        " ".join(filter(None, (offer.provider, offer.zone or offer.region))),
+        offer.machine,
+        f"{offer.accelerators} x {offer.accelerator}" if offer.accelerator else "",
+        "spot" if offer.spot else "on demand",
+        _price(offer.price_per_hour),
+        "?" if offer.at_most is None else money(offer.at_most),
+    )
+
+
+def _price(per_hour: float | None) -> str:
+    return "?" if per_hour is None else f"{per_hour:.4f}" if per_hour else "free"
+
+
+def _network_words(offers: Sequence[PlannedOffer]) -> str:
+    apart = _names(offer for offer in offers if not offer.connected)
+    if not apart:
+        return "nodes reach each other: calls with skyward.distributed and Dask may use several"
+    subject = "nodes" if all(not offer.connected for offer in offers) else f"nodes of {apart}"
+    return f"{subject} do not reach each other: calls with skyward.distributed, and Dask, are refused on several"
+
+
+def _end_words(offers: Sequence[PlannedOffer]) -> str:
+    endless = _names(offer for offer in offers if not offer.ends_itself)
+    if not endless:
+        return "should this program die, machines end by themselves"
+    return (
+        f"machines of {endless} cannot end their own bill: should this program die, they cost money until "
+        "`skyward sweep` ends them, or the next pool that opens there"
+    )
+
+
+def _names(offers: Iterator[PlannedOffer]) -> str:
+    return " and ".join(dict.fromkeys(offer.provider for offer in offers))
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

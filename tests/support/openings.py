@@ -1,0 +1,147 @@
+"""Openings of pools up to their first prepared node: what each does, beside what its plan said before."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gallery
+import skyward as sky
+from skyward.api.node_packages import runs_here
+from skyward.api.plan import Plan
+from skyward.environment.skyward_wheel import engine_pins
+from skyward.events import InstanceLaunching, Notice
+from skyward.fleet.node import Node
+from skyward.fleet.node_setup import NodeSetup
+from skyward.providers.base import Instance, LaunchOrder, Offer, Provider
+from skyward.providers.registry import provider_type
+from skyward.request.image import ImageSettings
+from skyward.request.includes import included_files, pack_files
+from support.clouds.vendors import VENDORS
+
+__all__ = ["WITH_FRAMEWORKS", "Opening", "open_as_planned"]
+
+WITH_FRAMEWORKS = {name for name, test in gallery.ELSEWHERE.items() if test.startswith("ml/")}
+"""Examples that need frameworks."""
+_WATCHED = ("local", "aws", "ssh", *(vendor.name for vendor in VENDORS))
+
+
+class OpeningEndedError(sky.SkywardError):
+    """Ends an opening once its first node would be prepared."""
+
+
+@dataclass
+class Opening:
+    """One opening of a pool.
+
+    Attributes:
+        plan: what was planned before it.
+        orders: what its provider was asked for: number of nodes, and offers.
+        launches: what it published of that.
+        notices: all other remarks that it published.
+        image: the image that its nodes were to get; None if it did not come that far.
+        installs: whether they were to get anything installed.
+    """
+
+    plan: Plan
+    orders: list[tuple[int, Sequence[Offer]]] = field(default_factory=list[tuple[int, Sequence[Offer]]])
+    launches: list[InstanceLaunching] = field(default_factory=list[InstanceLaunching])
+    notices: list[str] = field(default_factory=list[str])
+    image: ImageSettings | None = None
+    installs: bool = True
+
+    def check(self, folder: Path) -> None:
+        """Assert that it did what was planned; ``folder`` is for an archive."""
+        assert self.plan.problems == ()
+        assert [row for order in self.orders for row in _rows(*order)] == [
+            (each.nodes, each.attempt, each.machine, each.region, each.zone, each.spot, each.price_per_hour)
+            for each in self.plan.offers
+        ]
+        first = [each for each in self.plan.offers if each.attempt == 1]
+        assert [(each.nodes, each.instance_type, each.at_most) for each in self.launches] == [
+            (each.nodes, each.machine, each.at_most) for each in first
+        ]
+        assert self.image is not None
+        assert self.plan.packages == ((*self.image.pip, *engine_pins()) if self.installs else ())
+        assert self.plan.files == _archived(self.image, folder)
+        assert {*self.plan.notes} <= {*self.notices}
+
+
+def _rows(nodes: int, offers: Sequence[Offer]) -> Sequence[tuple[Any, ...]]:
+    return [
+        (nodes, attempt, offer.spec.name, offer.region, offer.zone, offer.spot, offer.price_per_hour)
+        for attempt, offer in enumerate(offers, 1)
+    ]
+
+
+def _archived(image: ImageSettings, folder: Path) -> tuple[str, ...]:
+    """Return the names of the files in the archive that nodes get."""
+    with (folder / "files.tar").open("w+b") as file:
+        pack_files(included_files(image.includes), file)
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            return tuple(member.name for member in archive if not member.isdir())
+
+
+def open_as_planned(example: str, arguments: Sequence[str], patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Run an example until its first pool, or several at once, would prepare a node; compare that with the plan."""
+    patch.chdir(folder)
+    patch.setattr(sys, "argv", [example, *arguments])
+    openings = _watch_openings(patch)
+    with suppress(OpeningEndedError, ExceptionGroup):
+        runpy.run_path(str(gallery.EXAMPLES / example), run_name="__main__")
+    assert openings
+    for opening in openings:
+        opening.check(folder)
+
+
+def _watch_openings(patch: pytest.MonkeyPatch) -> list[Opening]:
+    """Plan every pool that this process opens, and end its opening where its first node would be prepared."""
+    openings: list[Opening] = []
+    by_pool: dict[str, Opening] = {}
+    enter: Callable[..., Any] = sky.ComputePool.__enter__
+    make_running: Callable[..., Any] = vars(sky.ComputePool)["_make_running"]
+
+    def planned_enter(pool: sky.ComputePool) -> Any:
+        opening = Opening(pool.plan())
+        vars(pool)["opening"] = opening
+        openings.append(opening)
+        pool.on(InstanceLaunching, opening.launches.append)
+        pool.on(Notice, lambda event: opening.notices.append(event.message))
+        return enter(pool)
+
+    def noted(pool: sky.ComputePool, base: Any, stack: Any) -> Any:
+        by_pool[base.pool_id] = vars(pool)["opening"]
+        return make_running(pool, base, stack)
+
+    async def equip(setup: Any, _: Node) -> None:
+        machines = setup._machines
+        opening = by_pool[machines.pool_id]
+        opening.image = machines.request.image
+        opening.installs = not (machines.provider.this_machine and runs_here(machines.request.image))
+        raise OpeningEndedError("the test ends it here")
+
+    patch.setattr(sky.ComputePool, "__enter__", planned_enter)
+    patch.setattr(sky.ComputePool, "_make_running", noted)
+    patch.setattr(NodeSetup, "equip", equip)
+    for name in _WATCHED:
+        _watch_orders(patch, provider_type(name), by_pool)
+    return openings
+
+
+def _watch_orders(patch: pytest.MonkeyPatch, kind: type[Provider], by_pool: dict[str, Opening]) -> None:
+    launch = kind.launch
+
+    async def watched(provider: Any, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+        by_pool[order.pool_id].orders.append((len(order.keys), offers))
+        return await launch(provider, offers, order)
+
+    patch.setattr(kind, "launch", watched)
