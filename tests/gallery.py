@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class Shown:
 def shown() -> dict[str, Shown]:
     """Return the page's examples by their path below ``examples/``."""
     blocks = _BLOCK.findall(PAGE.read_text(encoding="utf-8"))
-    return {path: Shown(arguments=tuple(rest.split()), output=output) for path, rest, output in blocks}
+    return {path: Shown(arguments=tuple(shlex.split(rest)), output=output) for path, rest, output in blocks}
 
 
 def compare(example: str, printed: str, *, exactly: bool = True) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class Opening:
         orders: what its provider was asked for: number of nodes, and offers.
         launches: what it published of that.
         notices: all other remarks that it published.
-        image: the image that its nodes were to get; None if it did not come that far.
+        image: the image that its nodes were to get; None if it got none.
+        files: names of the files in the archive that they were to get.
         installs: whether they were to get anything installed.
     """
 
@@ -56,23 +58,27 @@ class Opening:
     launches: list[InstanceLaunching] = field(default_factory=list[InstanceLaunching])
     notices: list[str] = field(default_factory=list[str])
     image: ImageSettings | None = None
+    files: tuple[str, ...] = ()
     installs: bool = True
 
-    def check(self, folder: Path) -> None:
-        """Assert that it did what was planned; ``folder`` is for an archive."""
-        assert self.plan.problems == ()
+    def check(self) -> None:
+        """Assert that it did what was planned."""
+        plan = self.plan
+        assert plan.problems == ()
+        assert {*plan.notes} <= {*self.notices}
+        if not plan.nodes:  # its first node is bought for its first call
+            return
         assert [row for order in self.orders for row in _rows(*order)] == [
             (each.nodes, each.attempt, each.machine, each.region, each.zone, each.spot, each.price_per_hour)
-            for each in self.plan.offers
+            for each in plan.offers
         ]
-        first = [each for each in self.plan.offers if each.attempt == 1]
-        assert [(each.nodes, each.instance_type, each.at_most) for each in self.launches] == [
+        first = [each for each in plan.offers if each.attempt == 1]
+        assert [(each.count, each.instance_type, each.at_most) for each in self.launches] == [
             (each.nodes, each.machine, each.at_most) for each in first
         ]
-        assert self.image is not None
-        assert self.plan.packages == ((*self.image.pip, *engine_pins()) if self.installs else ())
-        assert self.plan.files == _archived(self.image, folder)
-        assert {*self.plan.notes} <= {*self.notices}
+        assert self.image is not None, "it did not come to its first node"
+        assert plan.packages == ((*self.image.pip, *engine_pins()) if self.installs else ())
+        assert plan.files == self.files
 
 
 def _rows(nodes: int, offers: Sequence[Offer]) -> Sequence[tuple[Any, ...]]:
@@ -82,9 +88,8 @@ def _rows(nodes: int, offers: Sequence[Offer]) -> Sequence[tuple[Any, ...]]:
     ]
 
 
-def _archived(image: ImageSettings, folder: Path) -> tuple[str, ...]:
-    """Return the names of the files in the archive that nodes get."""
-    with (folder / "files.tar").open("w+b") as file:
+def _archived(image: ImageSettings) -> tuple[str, ...]:
+    with tempfile.TemporaryFile() as file:
         pack_files(included_files(image.includes), file)
         file.seek(0)
         with tarfile.open(fileobj=file) as archive:
@@ -94,13 +99,14 @@ def _archived(image: ImageSettings, folder: Path) -> tuple[str, ...]:
 def open_as_planned(example: str, arguments: Sequence[str], patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Run an example until its first pool, or several at once, would prepare a node; compare that with the plan."""
     patch.chdir(folder)
+    patch.syspath_prepend((gallery.EXAMPLES / example).parent)
     patch.setattr(sys, "argv", [example, *arguments])
     openings = _watch_openings(patch)
-    with suppress(OpeningEndedError, ExceptionGroup):
+    with suppress(sky.SkywardError, ExceptionGroup):
         runpy.run_path(str(gallery.EXAMPLES / example), run_name="__main__")
     assert openings
     for opening in openings:
-        opening.check(folder)
+        opening.check()
 
 
 def _watch_openings(patch: pytest.MonkeyPatch) -> list[Opening]:
@@ -125,7 +131,7 @@ def _watch_openings(patch: pytest.MonkeyPatch) -> list[Opening]:
     async def equip(setup: Any, _: Node) -> None:
         machines = setup._machines
         opening = by_pool[machines.pool_id]
-        opening.image = machines.request.image
+        opening.image, opening.files = machines.request.image, _archived(machines.request.image)
         opening.installs = not (machines.provider.this_machine and runs_here(machines.request.image))
         raise OpeningEndedError("the test ends it here")
 

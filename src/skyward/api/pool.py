@@ -295,7 +295,7 @@ class ComputePool(CallsByFunction):
         and files that nodes would get, what the nodes could not do, and why the pool would not open, if so. It is shown
         as a table::
 
-            print(sky.ComputePool(provider=sky.AWS(), accelerator="H100", nodes=4).plan())
+            print(sky.ComputePool(provider=sky.Local(), nodes=4).plan())
 
         It is found by the code that opens pools: the provider is asked for its offers, and wheels of the distributions
         that no package index has are built here.

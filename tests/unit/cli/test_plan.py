@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner
+
+from skyward.cli import main
+
+
+class Done(NamedTuple):
+    """What the command answered."""
+
+    exit_code: int
+    document: dict[str, Any]
+    stderr: str
+
 
 HEAD = """\
 import asyncio, sys
@@ -41,24 +53,37 @@ except BaseException: raise ValueError('no pool')
 }
 
 
-def plan(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = folder / "script.py"
-    script.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "skyward", "plan", "--json", str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=folder)
+OFTEN = "a block", "several"
 
 
-@pytest.mark.parametrize("opening", OPENINGS.values(), ids=OPENINGS)
-def test_a_script_ends_where_its_first_pool_would_open(opening: str, tmp_path: Path) -> None:
-    done = plan(tmp_path, HEAD + opening, "--epochs", "3")
+@pytest.fixture
+def plan(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Plans a script with this text."""
+    monkeypatch.chdir(tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert (document["provider"], document["nodes"], document["problems"]) == ("local", 2, [])
+    def plan(text: str, *arguments: str) -> Done:
+        script = tmp_path / "script.py"
+        script.write_text(text, encoding="utf-8")
+        done = CliRunner().invoke(main, ["plan", "--json", str(script), *arguments])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+        return Done(done.exit_code, json.loads(done.stdout), done.stderr + capfd.readouterr().err)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [pytest.param(text, id=name, marks=() if name in OFTEN else pytest.mark.full) for name, text in OPENINGS.items()],
+)
+def test_a_script_ends_where_its_first_pool_would_open(opening: str, plan: Callable[..., Done]) -> None:
+    done = plan(HEAD + opening, "--epochs", "3")
+
+    assert done.exit_code == 0
+    assert (done.document["provider"], done.document["nodes"], done.document["problems"]) == ("local", 2, [])
     assert done.stderr.splitlines() == ["before --epochs 3"]
 
 
-def test_a_script_with_its_own_modules_cleans_up(tmp_path: Path) -> None:
+def test_a_script_with_its_own_modules_cleans_up(tmp_path: Path, plan: Callable[..., Done]) -> None:
     (tmp_path / "settings.py").write_text("nodes = 3", encoding="utf-8")
     text = """\
     import skyward as sky
@@ -70,35 +95,35 @@ def test_a_script_with_its_own_modules_cleans_up(tmp_path: Path) -> None:
     finally:
         print("cleaned")
     """
-    done = plan(tmp_path, textwrap.dedent(text))
+    done = plan(textwrap.dedent(text))
 
-    assert json.loads(done.stdout)["nodes"] == 3
+    assert done.document["nodes"] == 3
     assert done.stderr == "cleaned\n"
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("print('nothing')", "with exit code 0"), ("raise SystemExit(3)", "with exit code 3"), (None, "there is no file")],
+    [
+        pytest.param("print('nothing')", "with exit code 0", marks=pytest.mark.full),
+        ("raise SystemExit(3)", "with exit code 3"),
+    ],
 )
-def test_a_script_without_a_pool_is_an_error(text: str | None, why: str, tmp_path: Path) -> None:
-    done = (
-        plan(tmp_path, text)
-        if text
-        else subprocess.run(
-            [sys.executable, "-m", "skyward", "plan", str(tmp_path / "none.py")],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-    )
+def test_a_script_without_a_pool_is_an_error(text: str, why: str, plan: Callable[..., Done]) -> None:
+    done = plan(text)
 
-    assert done.returncode == 1
-    assert why in done.stderr
+    assert done.exit_code == 1
+    assert why in done.document["error"]
 
 
-def test_a_pool_that_would_not_open_ends_with_1(tmp_path: Path) -> None:
-    done = plan(tmp_path, "import skyward as sky\nsky.ComputePool(provider=sky.Local(), machine='gpu9').open()")
+def test_a_script_that_does_not_exist_is_an_error() -> None:
+    done = CliRunner().invoke(main, ["plan", "none.py"])
 
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["problems"]
+    assert (done.exit_code, done.stderr) == (1, "Error: script: there is no file none.py\n")
+
+
+@pytest.mark.full
+def test_a_pool_that_would_not_open_ends_with_1(plan: Callable[..., Done]) -> None:
+    done = plan("import skyward as sky\nsky.ComputePool(provider=sky.Local(), machine='gpu9').open()")
+
+    assert done.exit_code == 1
+    assert done.document["problems"]
