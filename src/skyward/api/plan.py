@@ -83,6 +83,7 @@ class Plan:
         nodes: number of machines that it would get.
         present: number of nodes of a kept fleet that it would take over.
         most_nodes: number of nodes that the pool can have.
+        spread: True if the nodes may be of several providers and regions.
         timeout_s: hard limit on the life of a node.
         offers: the machines, in the order in which they would be tried.
         at_most: USD that the pool can cost until ``timeout``, whichever of the offers it gets, within ``max_cost``;
@@ -99,6 +100,7 @@ class Plan:
     nodes: int
     present: int
     most_nodes: int
+    spread: bool
     timeout_s: float
     offers: tuple[PlannedOffer, ...]
     at_most: float | None
@@ -167,7 +169,7 @@ class Plan:
             yield f"{plural(len(self.files), 'file')}, {size_words(self.files_bytes)}", shown + rest
         if self.offers:
             if self.most_nodes >= _SEVERAL:
-                yield "network", _network_words(self.offers)
+                yield "network", _network_words(self.offers, spread=self.spread)
             yield "own end", _end_words(self.offers)
         yield from (("note", note) for note in self.notes)
         yield from (("problem", problem) for problem in self.problems)
@@ -214,6 +216,7 @@ def make_plan(
         nodes=purchase.nodes,
         present=purchase.present,
         most_nodes=max(request.nodes, purchase.present + purchase.nodes),
+        spread=request.spread,
         timeout_s=request.timeout_s,
         offers=purchase.offers,
         at_most=purchase.at_most,
@@ -336,7 +339,9 @@ def _price(per_hour: float | None) -> str:
     return "?" if per_hour is None else f"{per_hour:.4f}" if per_hour else "free"
 
 
-def _network_words(offers: Sequence[PlannedOffer]) -> str:
+def _network_words(offers: Sequence[PlannedOffer], *, spread: bool) -> str:
+    if spread and len({(offer.provider, offer.region) for offer in offers}) > 1:
+        return "nodes of different places do not reach each other: calls with skyward.distributed are refused then"
     apart = _names(offer for offer in offers if not offer.connected)
     if not apart:
         return "nodes reach each other: calls with skyward.distributed and Dask may use several"
