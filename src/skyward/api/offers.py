@@ -8,9 +8,9 @@ import enum
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from html import escape
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from skyward.api.misuse import options_by_name
 from skyward.base.loop import acquire_loop
@@ -20,7 +20,7 @@ from skyward.ledger.sweep import attributed
 from skyward.providers.base import Offer, Provider, checked_provider
 from skyward.providers.list_prices import closest_sold, listed_offers, most_sold
 from skyward.providers.registry import provider_names, provider_type
-from skyward.providers.several import ProviderLike, Several, parse_provider
+from skyward.providers.several import ProviderLike, Several, copied, own_copy, parse_provider
 from skyward.request.accelerators import Accelerator, any_accelerator
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest, parse_request
@@ -168,13 +168,8 @@ def offers(
 
 
 async def _ask_one(provider: Provider, request: PoolRequest) -> Offers:
-    own = _own_copy(provider)
-    try:
-        matching = await find_offers(own, request)
-    finally:
-        if own is not provider:
-            await own.close()
-    return Offers(priced_instances(provider.name, matching))
+    async with own_copy(provider) as own:
+        return Offers(priced_instances(provider.name, await find_offers(own, request)))
 
 
 async def _ask_all(sources: Sequence[PriceSource], request: PoolRequest, limit_s: float) -> Offers:
@@ -184,11 +179,6 @@ async def _ask_all(sources: Sequence[PriceSource], request: PoolRequest, limit_s
     found = Offers(survey.rows)
     found.remarks = [*survey.silence, *survey.basis]
     return found
-
-
-def _own_copy(provider: Provider) -> Provider:
-    """Return a copy: open pools may share the provider, and closing it would close their connections."""
-    return cast("Provider", replace(cast("Any", provider))) if is_dataclass(provider) else provider
 
 
 # --- prices of many providers -----------------------------------------------------------------------------------------
@@ -289,7 +279,7 @@ def price_source(name: str, make: Callable[[], Provider] | None = None, *, confi
 
 
 def _member_source(label: str, provider: Provider) -> PriceSource:
-    return PriceSource(name=label, make=lambda: _own_copy(provider), kind=type(provider), account=True, configured=True)
+    return PriceSource(name=label, make=lambda: copied(provider), kind=type(provider), account=True, configured=True)
 
 
 def _loaded(name: str) -> type[Provider] | None:

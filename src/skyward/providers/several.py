@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Final, TypeAlias, cast
 
@@ -249,9 +249,7 @@ def parse_provider(value: object) -> Provider:
         return checked_provider(value)
     given = cast("Sequence[object]", value)
     if not given:
-        raise ConfigurationError(
-            "provider is an empty list: name a source of machines, such as [sky.Local()]"
-        )
+        raise ConfigurationError("provider is an empty list: name a source of machines, such as [sky.Local()]")
     providers = [checked_provider(each, f"provider[{index}]") for index, each in enumerate(given)]
     for index, provider in enumerate(providers):
         if (first := providers.index(provider)) < index:
@@ -260,27 +258,25 @@ def parse_provider(value: object) -> Provider:
     return providers[0] if len(providers) == 1 else Several(tuple(providers))
 
 
+def copied(provider: Provider) -> Provider:
+    """Return a provider with the same settings and connections of its own; one that is no dataclass is returned itself.
+
+    Pools that are open may share a provider, and closing it would close their connections.
+    """
+    if isinstance(provider, Several):
+        return Several(tuple(map(copied, provider.providers)))
+    return cast("Provider", replace(cast("Any", provider))) if is_dataclass(provider) else provider
+
+
 @asynccontextmanager
 async def own_copy(provider: Provider) -> AsyncGenerator[Provider]:
-    """Yield a provider with the same settings, and close it: closing one of an open pool would close its connections.
-
-    One that is no dataclass is yielded itself, and stays open.
-    """
-    async with AsyncExitStack() as stack:
-        copies = [await stack.enter_async_context(_copied(member)) for member in provider.members]
-        yield Several(tuple(copies)) if isinstance(provider, Several) else copies[0]
-
-
-@asynccontextmanager
-async def _copied(provider: Provider) -> AsyncGenerator[Provider]:
-    if not is_dataclass(provider):
-        yield provider
-        return
-    copy = cast("Provider", replace(cast("Any", provider)))
+    """Yield a copy, and close it."""
+    copy = copied(provider)
     try:
         yield copy
     finally:
-        await copy.close()
+        if copy is not provider:
+            await copy.close()
 
 
 def provider_record(provider: Provider) -> tuple[str, dict[str, Any]]:
