@@ -79,7 +79,8 @@ def choose(
     near = _within_reach(request, tuple(offers), beside)
     if instead_of is not None:
         less = _WORTH_MOVING * seen.price_of_work(instead_of)
-        near = [offer for offer in near if offer.spot and seen.price_of_work(offer) <= less]
+        places = {instead_of.provider} if request.prefer == "order" else {offer.provider for offer in near}
+        near = [each for each in near if each.spot and each.provider in places and seen.price_of_work(each) <= less]
     ranked = _ranked(request, near, tuple(failed), seen)
     markets = {offer.provider for offer in ranked if offer.spot}
     spot = tuple(offer for offer in ranked if markets and (offer.spot or offer.provider not in markets))

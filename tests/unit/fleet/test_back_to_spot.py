@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from skyward.errors import CapacityError
-from skyward.events import InstanceLaunching, Notice
+from skyward.events import Error, InstanceLaunching, Notice, WorkerLost
 from skyward.fleet.fleet import Fleet
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
 from skyward.testing.provider import FakeProvider
 from support.fleets import FleetStage, until
+from support.pools import Call, SimulatedPool, simulated_time
+from support.simulation import simulate
 
 SPEC = InstanceSpec(name="big", cpu=2, memory_gib=4)
 ON_DEMAND = Offer(spec=SPEC, price_per_hour=3.0, on_demand_price_per_hour=3.0)
@@ -137,3 +139,40 @@ async def test_a_spot_machine_that_does_not_become_a_node_changes_nothing(stage:
         await until(lambda: len(stage.provider.alive) == 2)
 
         assert markets(fleet) == {0: False, 1: False}
+
+
+@pytest.mark.parametrize("seconds", [20.0, 600.0])
+def test_no_call_is_interrupted_by_a_move(tmp_path: Path, seconds: float) -> None:
+    async def life() -> None:
+        pool = SimulatedPool(
+            Ledger(tmp_path / "ledger.db"),
+            nodes=3,
+            workers=2,
+            away_s=60.0,
+            latency_s=0.001,
+            control_s=0.001,
+            on_order=lambda _: None,
+            on_begin=lambda ticket, worker: None,
+            offers=(ON_DEMAND, ON_SPOT),
+            spot="if-available",
+        )
+        pool.provider.sold_out = {ON_SPOT}
+        try:
+            await pool.open()
+            for _ in range(int(6 * 7200 / seconds)):
+                pool.submit(Call(seconds=seconds, retries=0))
+            await asyncio.sleep(1000)
+            pool.provider.sold_out.clear()
+            while not all(ticket.future.done() for ticket in pool.tickets):  # noqa: ASYNC110 - in simulated time
+                await asyncio.sleep(10)
+
+            assert [ticket.future.exception() for ticket in pool.tickets if ticket.future.exception()] == []
+            assert {len(ticket.ran_on) for ticket in pool.tickets} == {1}
+            assert sorted(markets(pool.fleet).values()) == [False, True, True]
+            assert [event for event in pool.events if isinstance(event, Error | WorkerLost)] == []
+            await pool.close()
+        finally:
+            await pool.destroy()
+
+    with simulated_time():
+        simulate(life)

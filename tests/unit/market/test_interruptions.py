@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from skyward.errors import CapacityError
 from skyward.events import Notice
 from skyward.ledger.ledger import Ledger
 from skyward.market.choose import choose
@@ -19,9 +21,15 @@ from skyward.wire.control import Preempting
 from support.fleets import FleetStage, until
 
 
-def offer(region: str, price: float | None, *, spot: bool = True, machine: str = "v100") -> Offer:
-    spec = InstanceSpec(name=machine, cpu=8, memory_gib=61)
-    return Offer(spec=spec, region=region, spot=spot, price_per_hour=price, on_demand_price_per_hour=3.0)
+def offer(region: str, price: float | None, *, spot: bool = True, machine: str = "v100", provider: str = "") -> Offer:
+    return Offer(
+        spec=InstanceSpec(name=machine, cpu=8, memory_gib=61),
+        region=region,
+        spot=spot,
+        price_per_hour=price,
+        on_demand_price_per_hour=3.0,
+        provider=provider,
+    )
 
 
 NORTH, SOUTH, ON_DEMAND = offer("north", 1.0), offer("south", 1.05), offer("north", 3.0, spot=False)
@@ -44,6 +52,7 @@ def lives(of: Offer, count: int, *, hours: float, hours_ago: float = 0.0, preemp
         (lives(SOUTH, 9, hours=0), 0.05),
         (lives(offer("north", 2.0, machine="h100"), 9, hours=0), 0.05),
         (lives(offer("north", 0.7), 1, hours=0), 0.55),
+        (lives(offer("north", 1.0, provider="another"), 9, hours=0), 0.05),
     ],
 )
 def test_a_market_is_expected_to_go_on_as_it_did_in_the_last_hours(seen: list[SpotLife], an_hour: float) -> None:
@@ -78,6 +87,27 @@ def test_offers_are_ranked_by_the_price_of_an_hour_of_work(
     choice = choose(parse_request(spot=spot), offers, nodes=1, provider="cloud", seen=Interruptions(tuple(seen)))
 
     assert [list(batch.offers) for batch in choice.batches] == [order or offers[::-1]]
+
+
+@pytest.mark.parametrize(
+    ("prefer", "seen", "chosen"),
+    [
+        ("price", [], ["b", "a"]),
+        ("price", lives(offer("", 1.0, provider="b"), 40, hours=0), ["a"]),
+        ("order", [], ["a"]),
+    ],
+)
+def test_in_place_of_a_node_on_demand_only_spot_is_bought_that_costs_less(
+    prefer: Literal["price", "order"], seen: list[SpotLife], chosen: list[str]
+) -> None:
+    offers = [offer("", 2.0, provider="a"), offer("", 1.0, provider="b"), offer("", 2.9, provider="a"), ON_DEMAND]
+    request = parse_request(spot="if-available", prefer=prefer, spread=True)
+    node = offer("", 3.0, spot=False, provider="a")
+    choice = choose(request, offers, nodes=1, provider="", seen=Interruptions(tuple(seen)), instead_of=node)
+
+    assert [each.provider for each in choice.batches[0].offers] == chosen
+    with pytest.raises(CapacityError):
+        choose(request, offers[2:], nodes=1, provider="", seen=Interruptions(tuple(seen)), instead_of=node)
 
 
 @pytest.mark.parametrize(
