@@ -31,7 +31,7 @@ LIMIT_S: Final = 2.0
 """Time for the answer of one provider, where all are asked."""
 _NAMED_S: Final = 10.0
 """Time for the answer of each of those that the user names."""
-COLUMNS: Final = ("provider", "type", "accelerators", "cores", "GiB", "spot $/h", "$/h", "rests on")
+COLUMNS: Final = ("provider", "type", "accelerators", "cores", "GiB", "spot", "$/h", "rests on")
 _NOW_S: Final = 10.0
 _CENTS: Final = 1.0
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -239,7 +239,7 @@ class PriceSurvey:
             f"list: {name} asked these prices on {day}; they are shipped with Skyward" for name, day in listed.items()
         ]
         if any(row.basis is not PriceBasis.LIVE for row in self.rows):
-            lines.append("What is not live may be out of stock. With credentials it is live: see `skyward doctor`")
+            lines.append("What is not live may be out of stock. Credentials make it live: `skyward doctor`")
         return lines
 
     def no_rows(self, request: PoolRequest) -> SkywardError:
@@ -466,9 +466,9 @@ def price_rank(row: PricedInstance) -> tuple[float, str, str]:
 
 
 def _age(seconds: float) -> str:
-    """Return an age in its largest unit of which there are two: ``"64 d"``, ``"12 min"``."""
+    """Return an age in its largest unit of which there are two: ``"64d"``, ``"12min"``."""
     size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
-    return f"{seconds // size:.0f} {unit}"
+    return f"{seconds // size:.0f}{unit}"
 
 
 def _usd(price: float | None) -> str:

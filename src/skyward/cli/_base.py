@@ -92,7 +92,8 @@ def write(part: str | Rows | RenderableType) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    style: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0)} if part.folded else {"box": box.SIMPLE_HEAD}
+    table = Table(**style, pad_edge=False, header_style="bold")
     for name in part.columns:
         table.add_column(name, no_wrap=name not in part.folded, overflow="fold")
     for row in part.rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -21,11 +21,12 @@ from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider
 from skyward.providers.base import Offer, Provider
 from skyward.providers.registry import provider_parameters, provider_type
 from skyward.request.checks import positive_number
-from skyward.request.request import parse_request
+from skyward.request.request import PoolRequest, parse_request
 
 _NAMED_S = 30.0
 """Time for the answer of a provider that the user has named."""
 _FOLDED = ("provider", "type", "accelerators")
+_SIZE = ("cores", "GiB")
 
 
 @click.command()
@@ -57,7 +58,7 @@ def offers(*, spot: bool, max_price: float | None, providers: Providers, **wishe
     )
     text: list[str | Rows] = []
     if survey.rows:
-        text.append(Rows(COLUMNS, [row.cells for row in survey.rows], folded=_FOLDED))
+        text.append(_table(survey.rows, request))
         text += [*dict.fromkeys(row.note for row in survey.rows if row.note), *survey.basis]
     elif survey.left_out:
         text.append(f"None of {survey.left_out} offers matches --region, --spot and --max-price")
@@ -80,6 +81,15 @@ def _source(providers: Providers, name: str) -> PriceSource:
         return Providers(names=providers.names, parameters=own).make(name)
 
     return price_source(name, make, configured=bool(own.keys() - {"region"}))
+
+
+def _table(rows: Sequence[PricedInstance], request: PoolRequest) -> Rows:
+    """Return the table, of 80 columns for most requests: without the size of machines unless it was asked for."""
+    wish = request.wish
+    sized = wish.accelerator is None or wish.cpu is not None or wish.memory_gib is not None
+    kept = [name for name in COLUMNS if sized or name not in _SIZE]
+    cells = [dict(zip(COLUMNS, row.cells, strict=True)) for row in rows]
+    return Rows(kept, [[row[name] for name in kept] for row in cells], folded=_FOLDED)
 
 
 def _accepts(region: str, *, spot: bool, max_price: float | None) -> Callable[[Offer], bool]:

@@ -66,10 +66,10 @@ def test_offers_are_a_tuple_that_is_shown_as_a_table() -> None:
 
     assert isinstance(found, tuple)
     assert repr(found).splitlines() == [
-        "provider  type     accelerators  cores  GiB  spot $/h  $/h   rests on",
-        "fake      spot                   4      16   1.00      2.50  live",
-        "fake      dear                   4      16   ?         3.00  live",
-        "fake      unknown                4      16   ?         ?     live",
+        "provider  type     accelerators  cores  GiB  spot  $/h   rests on",
+        "fake      spot                   4      16   1.00  2.50  live",
+        "fake      dear                   4      16   ?     3.00  live",
+        "fake      unknown                4      16   ?     ?     live",
     ]
     assert "<td>dear</td>" in found._repr_html_()
     odd = PricedInstance(name="<b>", cpu=1, memory_gib=1, provider="p")

@@ -135,7 +135,7 @@ def test_the_age_of_cached_prices_is_shown(ec2: LocalEC2) -> None:
     kept.path.write_text(json.dumps(entries))
 
     assert 7200 <= answer(*asked)["offers"][0]["price_age_s"] < 7500
-    assert "2 h" in run(*asked).stdout
+    assert "live 2h" in run(*asked).stdout
 
 
 def test_why_a_price_is_unknown_is_said_once(ec2: LocalEC2) -> None:
