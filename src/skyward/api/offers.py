@@ -31,7 +31,7 @@ LIMIT_S: Final = 2.0
 """Time for the answer of one provider, where all are asked."""
 _NAMED_S: Final = 10.0
 """Time for the answer of each of those that the user names."""
-COLUMNS: Final = ("provider", "type", "accelerators", "cores", "GiB", "spot", "$/h", "rests on")
+COLUMNS: Final[Sequence[str]] = ("provider", "type", "accelerators", "cores", "GiB", "spot", "$/h", "rests on")
 _NOW_S: Final = 10.0
 _CENTS: Final = 1.0
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
