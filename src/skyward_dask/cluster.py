@@ -92,15 +92,15 @@ class PoolParams(TypedDict, total=False):
     memory: str | None
     volume: Sequence[Volume] | None
     spot: SpotLike
-    timeout: int
+    timeout: str | float
     env: Mapping[str, str] | None
     concurrency: int
     display: str
     on_event: Callback | None
     collect_metrics: bool
     pip: Sequence[str] | None
-    lease: float
-    away: float
+    lease: str | float
+    away: str | float
     max_cost: float | None
     max_price_per_hour: float | None
     prefer: str

@@ -73,7 +73,7 @@ class FakeEngine:
         if rank in self.busy:
             await self.busy[rank].wait()
 
-    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False, unpaid: object = None) -> None:
         """See :meth:`FleetUser.detach`."""
         if self.breaks:
             raise self.breaks.pop()

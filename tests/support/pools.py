@@ -112,11 +112,11 @@ class _WatchedScheduler(Scheduler):
         self.expected.update(ranks)
         super().expect(ranks)
 
-    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
+    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False, unpaid: Any = None) -> None:
         self.detached.update(node.instance.id for node in self.nodes.opened if node.rank == rank)
         if for_good:
             self.expected.discard(rank)
-        super().detach(rank, reason, for_good=for_good, preempted=preempted)
+        super().detach(rank, reason, for_good=for_good, preempted=preempted, unpaid=unpaid)
 
 
 class SimulatedPool:

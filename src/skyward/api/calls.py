@@ -41,7 +41,7 @@ from skyward.distributed._gang import GANG_MARK, is_gang
 from skyward.distributed.runtime import is_on_node
 from skyward.errors import ConfigurationError
 from skyward.hidden_frames import from_callers_line, hide_frames, is_explained
-from skyward.request.checks import gibibytes, positive_number, refusal, refuse_unknown, whole_number
+from skyward.request.checks import duration, flag, gibibytes, refusal, refuse_unknown, whole_number
 from skyward.shipping.pickling import PLAIN_TYPES, pack, packing, unpack
 from skyward.submission import CallLimits, Invocation
 
@@ -167,8 +167,8 @@ class PendingCompute(misuse.Unsent, Generic[R]):
         self,
         *,
         retries: int | EllipsisType = ...,
-        timeout: float | EllipsisType | None = ...,
-        grace: float | EllipsisType | None = ...,
+        timeout: str | float | EllipsisType | None = ...,
+        grace: str | float | EllipsisType | None = ...,
         memory: str | EllipsisType | None = ...,
         **unknown: Never,
     ) -> PendingCompute[R]:
@@ -570,8 +570,8 @@ def compute(
     *,
     retries: int = 3,
     retry: tuple[type[Exception], ...] = (),
-    timeout: float | None = None,
-    grace: float | None = None,
+    timeout: str | float | None = None,
+    grace: str | float | None = None,
     memory: str | None = None,
 ) -> Callable[[Callable[P, R]], ComputeFunction[P, R]]: ...
 def compute(
@@ -580,8 +580,8 @@ def compute(
     *,
     retries: int = 3,
     retry: tuple[type[Exception], ...] = (),
-    timeout: float | None = None,
-    grace: float | None = None,
+    timeout: str | float | None = None,
+    grace: str | float | None = None,
     memory: str | None = None,
     **unknown: Never,
 ) -> Any:
@@ -596,10 +596,11 @@ def compute(
         retries: maximum number of further runs of a call, after the loss of its worker or one of ``retry``.
         retry: exception classes after which the function is called again, on the same worker, with exponential backoff.
             Other exceptions are raised at once.
-        timeout: seconds that a run of a call may take, from its beginning on the worker. A call that takes longer is
-            ended, with its worker, and fails with :class:`~skyward.errors.CallTimeoutError`; it is not run again.
-        grace: seconds before that end at which :class:`~skyward.errors.TimeLimit` is raised in the call, so that
-            ``finally`` blocks run and a checkpoint is written. None raises nothing.
+        timeout: time that a run of a call may take, from its beginning on the worker, such as ``"5m"`` or seconds. A
+            call that takes longer is ended, with its worker, and fails with
+            :class:`~skyward.errors.CallTimeoutError`; it is not run again.
+        grace: time before that end, such as ``"30s"`` or seconds, at which :class:`~skyward.errors.TimeLimit` is
+            raised in the call, so that ``finally`` blocks run and a checkpoint is written. None raises nothing.
         memory: memory, such as ``"4GB"``, that a run of a call may add to its worker's. A call that takes more is
             ended, with its worker, and fails with :class:`~skyward.errors.WorkerLostError`; it is not run again.
         **unknown: refused.
@@ -708,8 +709,14 @@ def gather(
         ordered: with ``stream=True``, whether results come in the order of the calls, or else as they arrive.
 
     Raises:
-        ConfigurationError: an argument is not a pending call.
+        ConfigurationError: an argument is not a pending call, or an option is neither True nor False.
     """
+    try:
+        return_exceptions = flag("return_exceptions", return_exceptions)
+        stream, ordered = flag("stream", stream), flag("ordered", ordered)
+    except ConfigurationError:
+        misuse.mark_all_used(computations)
+        raise
     if stream and len(computations) == 1 and not isinstance(computations[0], misuse.Unsent):
         (calls,) = computations
         if not isinstance(calls, Iterable):
@@ -879,11 +886,11 @@ def _checked_limits(
     """Return the limits, None if there are none; ``...`` leaves one as it was before."""
     timeout_s, memory_gib, grace_s = before.timeout_s, before.memory_gib, before.grace_s
     if timeout is not ...:
-        timeout_s = None if timeout is None else positive_number("timeout", timeout)
+        timeout_s = None if timeout is None else duration("timeout", timeout)
     if memory is not ...:
         memory_gib = None if memory is None else gibibytes("memory", memory)
     if grace is not ...:
-        grace_s = None if grace is None else positive_number("grace", grace)
+        grace_s = None if grace is None else duration("grace", grace)
     if grace_s is not None and (timeout_s is None or grace_s >= timeout_s):
         raise ConfigurationError(
             f"grace must be less than the timeout, which is {'None' if timeout_s is None else f'{timeout_s:g} s'}, got "

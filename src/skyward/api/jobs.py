@@ -37,6 +37,7 @@ from skyward.scheduling.jobs import (
     FleetJobs,
     States,
     attached_jobs,
+    cancel_unplaced,
     choose_places,
     fetch_over,
     hand_over,
@@ -231,9 +232,10 @@ class Job:
         """Return once every outcome is here."""
         folder, deadline = self._folder, SYSTEM_CLOCK.monotonic() + limit_s
         while folder.unfetched():
+            places = folder.record.places
             async with self._reach(folder) as nodes:
                 pause_s = _FIRST_PAUSE_S
-                while await self._fetch(nodes):
+                while await self._fetch(nodes) and places == folder.record.places:
                     if SYSTEM_CLOCK.monotonic() >= deadline:
                         raise TimeoutError(f"job {self.id} is not over after {limit_s:g} s; it goes on")
                     wait_s = min(pause_s, max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
@@ -249,7 +251,7 @@ class Job:
             return False
         if (attached := self._attached) is not None:  # also while an elastic pool has no node
             await attached.look()
-        elif not nodes:
+        elif not nodes and not self._has_fleet():
             raise PoolStateError(
                 f"the fleet {folder.fleet!r} of job {self.id} has ended, and {len(missing)} of its "
                 f"{folder.record.calls} results with it: they were not fetched before"
@@ -262,7 +264,7 @@ class Job:
 
     def _tell_unreachable(self, states: States) -> None:
         """Log once that a wait may not end by itself."""
-        places = {self._folder.record.places[index] for index in self._folder.unfetched()} - states.keys()
+        places = {self._folder.record.places[index] for index in self._folder.unfetched()} - states.keys() - {""}
         if places and not self._told:
             self._told = True
             _logger.warning(
@@ -275,10 +277,14 @@ class Job:
         folder = self._folder
         if not folder.unfetched():
             return
+        folder.refresh()
+        if waiting := [index for index in folder.unfetched() if not folder.record.places[index]]:
+            await asyncio.to_thread(cancel_unplaced, folder, waiting)
+            folder.refresh()  # the fleet's client may have placed them meanwhile
         async with self._reach(folder) as nodes:
-            if not nodes:
+            places = {folder.record.places[index] for index in (*folder.unfetched(), *waiting)} - {""}
+            if places and not nodes:
                 raise PoolStateError(f"the fleet {folder.fleet!r} of job {self.id} has ended, and the job with it")
-            places = {folder.record.places[index] for index in folder.unfetched()}
             await asyncio.gather(*(node.cancel(folder.record.job) for node in nodes if node.instance_id in places))
 
     async def _lines(self, *, follow: bool) -> AsyncIterator[LogLine]:
@@ -286,22 +292,43 @@ class Job:
         folder = self._folder
         at = dict.fromkeys(range(folder.record.calls), "")
         count = dict.fromkeys(at, 0)
-        async with self._reach(folder) as nodes:
-            pause_s = _FIRST_PAUSE_S
-            while at:
-                folder.refresh()
-                before = sum(count.values())
-                over = set(at).difference(folder.unfetched())
-                live = await states_on(nodes, folder.record.job) if set(at) - over else _NONE
-                for index in [*at]:
-                    state = state_of(folder, index, live)
-                    async for line in self._news(index, nodes, at, count, fetched=index in over):
-                        yield line
-                    if not follow or state is None or state.state not in UNFINISHED:
-                        del at[index]
-                if at:
-                    pause_s = _FIRST_PAUSE_S if sum(count.values()) > before else min(1.5 * pause_s, _LONGEST_PAUSE_S)
-                    await SYSTEM_CLOCK.sleep(pause_s)
+        pause_s, places = _FIRST_PAUSE_S, folder.record.places
+        while at:
+            folder.refresh()
+            for index in at:
+                if places[index] != folder.record.places[index]:  # it begins again, on another node
+                    at[index], count[index] = "", 0
+            places = folder.record.places
+            async with self._reach(folder) as nodes:
+                while at and places == folder.record.places:
+                    before = sum(count.values())
+                    over = set(at).difference(folder.unfetched())
+                    live = await states_on(nodes, folder.record.job) if set(at) - over else _NONE
+                    for index in [*at]:
+                        state = state_of(folder, index, live)
+                        async for line in self._news(index, nodes, at, count, fetched=index in over):
+                            yield line
+                        if not (follow and self._goes_on(state, nodes)):
+                            del at[index]
+                    if at:
+                        news = sum(count.values()) > before
+                        pause_s = _FIRST_PAUSE_S if news else min(1.5 * pause_s, _LONGEST_PAUSE_S)
+                        await SYSTEM_CLOCK.sleep(pause_s)
+                        folder.refresh()
+
+    def _has_fleet(self) -> bool:
+        """Return whether its fleet is kept still, perhaps without a node for now."""
+        return FleetFolder(self.pool).pool_id() == self._folder.record.pool_id
+
+    def _goes_on(self, state: JobCallState | None, nodes: Sequence[NodeJobs]) -> bool:
+        """Return whether more lines of a call may come: also before it has a node, and while that is replaced."""
+        if state is not None and state.state not in {*UNFINISHED, UNKNOWN}:
+            return False
+        if self._attached is not None:
+            return True
+        if state is None or not nodes:  # the client of its fleet, in another program, has yet to hand it over
+            return self._has_fleet()
+        return state.state != UNKNOWN
 
     async def _news(
         self, index: int, nodes: Sequence[NodeJobs], at: dict[int, str], count: dict[int, int], *, fetched: bool

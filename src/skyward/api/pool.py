@@ -8,7 +8,6 @@ import itertools
 import logging
 import os
 import threading
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -105,17 +104,18 @@ class ComputePool(CallsByFunction):
         volume: storage to mount on every node.
         spot: use of the spot market: ``"always"``, ``"if-available"``, ``"never"``, or the fraction of machines that
             must be spot machines, such as ``0.8``. Where there is no spot market, machines are on demand.
-        timeout: hard limit on a node's lifetime, in seconds since the launch of a rented machine, or since the node's
-            start on a machine of yours.
+        timeout: hard limit on a node's lifetime, such as ``"8h"`` or seconds, since the launch of a rented machine, or
+            since the node's start on a machine of yours.
         env: environment variables of the workers; they override those of the image.
         concurrency: worker processes per node (per MIG partition if there are any).
         display: ``"log"``, ``"spinner"`` or ``"quiet"``.
         on_event: callback for every event.
         collect_metrics: whether nodes report :class:`~skyward.events.Metrics`.
         pip: shorthand for ``image=Image(pip=…)``, added to the packages of the image.
-        lease: lifetime of a node after the end of this process, in seconds; it limits the cost of a crash or SIGKILL.
-        away: lifetime of a node, which continues to work, while this process exists but is unreachable, in seconds:
-            a laptop that sleeps, a network that is down.
+        lease: lifetime of a node after the end of this process, such as ``"5m"`` or seconds; it limits the cost of a
+            crash or SIGKILL.
+        away: lifetime of a node, which continues to work, while this process exists but is unreachable, such as
+            ``"1h"`` or seconds: a laptop that sleeps, a network that is down.
         max_cost: limit on the total cost of the pool, in USD. The pool ends before it exceeds the limit; calls that
             are unfinished then fail with :class:`~skyward.errors.BudgetError`.
         max_price_per_hour: limit on the price of each machine, in USD an hour. Dearer offers are left out, and a
@@ -153,15 +153,15 @@ class ComputePool(CallsByFunction):
         memory: str | None = None,
         volume: Sequence[Volume] | None = None,
         spot: SpotLike = "always",
-        timeout: int = 3600,
+        timeout: str | float = 3600,
         env: Mapping[str, str] | None = None,
         concurrency: int = 1,
         display: str = "log",
         on_event: Callback | None = None,
         collect_metrics: bool = True,
         pip: Sequence[str] | None = None,
-        lease: float = 120,
-        away: float = 1800,
+        lease: str | float = 120,
+        away: str | float = 1800,
         max_cost: float | None = None,
         max_price_per_hour: float | None = None,
         prefer: Preference = "price",
@@ -419,7 +419,8 @@ class ComputePool(CallsByFunction):
         stack.callback(release)
         stack.enter_context(raised_descriptor_limit())
         start_template(self._provider, self._request)
-        from skyward.ledger.fleet_record import no_such_fleet
+        from skyward.ledger.fleet_record import new_pool_id, no_such_fleet, refuse_second
+        from skyward.ledger.ledger import Ledger
         from skyward.scheduling.running_pool import PoolParts
 
         loop = acquire_loop()
@@ -428,7 +429,12 @@ class ComputePool(CallsByFunction):
         record = kept.read() if kept is not None else None
         if self._as_found and (record is None or not record.nodes):  # it has ended since it was looked for
             raise no_such_fleet(self._request.name)
-        pool_id = record.pool_id if record is not None and record.nodes else f"sky-{uuid.uuid4().hex[:10]}"
+        if record is not None and record.nodes:
+            pool_id = record.pool_id
+        else:
+            pool_id = new_pool_id(self._request.name)
+            if kept is not None and record is None:
+                refuse_second(kept.name, Ledger.of_user())
         folder = _keep_output(pool_id, bus, loop.loop, stack)
         stack.callback(self._forget)
         telemetry = open_telemetry(pool_id, self._provider.name, self._request, bus, stack)

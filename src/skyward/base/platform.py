@@ -243,6 +243,17 @@ def receive_socket(connection: socket.socket) -> socket.socket:
 # --- files --------------------------------------------------------------------------------------------------------
 
 
+def sync_folder(path: Path) -> None:
+    """Return once names that were given in the folder are on disk, as far as the system has such a call."""
+    if sys.platform == "win32":
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def try_lock(descriptor: int) -> bool:
     """Lock a file against other processes until it is closed here; return False if one of them has locked it."""
     try:

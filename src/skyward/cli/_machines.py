@@ -24,7 +24,7 @@ from skyward.display.words import bill, plural
 from skyward.errors import SkywardError
 from skyward.events.snapshot import PoolSnapshot
 from skyward.fleet.kept import keep_for
-from skyward.ledger.fleet_record import FleetFolder, kept_fleets, no_such_fleet
+from skyward.ledger.fleet_record import FleetFolder, belongs_to, kept_fleets, no_such_fleet
 from skyward.ledger.job_folders import job_folders
 from skyward.ledger.keeper import end_fleet
 from skyward.ledger.ledger import Ledger, LedgerEntry
@@ -82,8 +82,9 @@ def ls(*, everything: bool, providers: Providers) -> Answer:
 
 @click.command()
 @click.argument("pools", metavar="POOL...", nargs=-1, required=True)
+@provider_options("Also end their machines at this provider that another computer's ledger has")
 @answers
-def down(*, pools: Sequence[str]) -> Answer:
+def down(*, pools: Sequence[str], providers: Providers) -> Answer:
     """End the machines of pools and of kept fleets, by id or name, of living owners too, and confirm it.
 
     These pools get no new machines. Results of jobs that are over are fetched first; jobs that are not are named.
@@ -91,14 +92,37 @@ def down(*, pools: Sequence[str]) -> Answer:
     ledger = Ledger.of_user()
     fleets = {folder.pool_id(): folder for folder in kept_fleets()}
     names = {folder.name: pool_id for pool_id, folder in fleets.items()}
-    ids = [names.get(pool) or known_pool(ledger, pool) for pool in pools]
+    ids = [pool_id for pool in pools for pool_id in _pools_named(ledger, pool, names, elsewhere=bool(providers.names))]
     for folder in filter(None, map(fleets.get, dict.fromkeys(ids))):
         for job in fetch_results(folder.name):
             click.echo(f"job {job.id} is not over, or cannot be reached, and ends with {folder.name}", err=True)
     reports = [asyncio.run(_end(ledger, pool_id, fleets.get(pool_id))) for pool_id in dict.fromkeys(ids)]
-    document = _outcome_document(reports)
-    text = [line for report in reports for line in _outcomes(report)] + [_summary(document)]
-    return Answer(document=document, text=text, exit_code=FAILED if document["left"] else 0)
+    places = [(name, provider_settings(providers.make(name))) for name in providers.names]
+    tagged = asyncio.run(Sweep(ledger).end_tagged(lambda pool_id: _is_named(pool_id, pools), places))
+    document = _outcome_document(reports) | {"unknown": [_stranger(machine) for machine in tagged.unknown]}
+    text = [line for report in reports for line in _outcomes(report)] + [*_strangers(tagged)] + [_summary(document)]
+    failed = document["left"] or tagged.unasked or not tagged.clean
+    return Answer(document=document | {"unasked": tagged.unasked}, text=text, exit_code=FAILED if failed else 0)
+
+
+def _pools_named(ledger: Ledger, asked: str, fleets: Mapping[str, str], *, elsewhere: bool) -> Sequence[str]:
+    """Return the ids of the pools that are meant: of a kept fleet, also of one whose folder was deleted.
+
+    With ``elsewhere`` there may be none: another computer may know it.
+    """
+    if asked in fleets:
+        return [fleets[asked]]
+    recorded = dict.fromkeys(entry.purchase.pool_id for entry in ledger.open_entries())
+    try:
+        return [pool for pool in recorded if belongs_to(asked, pool)] or [known_pool(ledger, asked, fleets=[*fleets])]
+    except click.BadParameter:
+        if elsewhere:
+            return []
+        raise
+
+
+def _is_named(pool_id: str, asked: Sequence[str]) -> bool:
+    return any(pool_id == pool or belongs_to(pool, pool_id) for pool in asked)
 
 
 @click.command(name="keep")
@@ -197,8 +221,11 @@ def sweep(*, others: bool, unknown: bool, hosts: Sequence[str], providers: Provi
     return Answer(document=document, text=_sweep_text(report, document), exit_code=0 if done else FAILED)
 
 
-def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
-    """Return the id of the pool of the ledger, or of ``others``, whose id is ``asked`` or begins with it."""
+def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = (), fleets: Sequence[str] = ()) -> str:
+    """Return the id of the pool of the ledger, or of ``others``, whose id is ``asked`` or begins with it.
+
+    The error for one that is none names the ``fleets``, too.
+    """
     recorded = dict.fromkeys(entry.purchase.pool_id for entry in ledger.entries())
     known = [*(pool for pool in recorded if pool not in others), *others]  # the latest that are of use come last
     recent = f"The latest are {', '.join(known[-5:])}" if known else "There are none"
@@ -209,6 +236,8 @@ def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = ()) -> str:
         return matching[0]
     if matching:
         raise click.BadParameter(f"{asked} is ambiguous: {', '.join(matching)}", param_hint="POOL")
+    if fleets:
+        recent = f"The kept fleets are {', '.join(fleets)}. {recent}"
     raise click.BadParameter(f"no pool {asked} in this user's ledger. {recent}", param_hint="POOL")
 
 
@@ -234,16 +263,20 @@ def _list_text(
 
 def _sweep_text(report: SweepReport, document: dict[str, Any]) -> Iterator[str]:
     yield from _outcomes(report)
-    for machine in report.unknown:
-        state = "ended    " if machine.ended else "LEFT     " if machine.reason else "unknown  "
-        yield f"{state}{machine.provider} {machine.instance_id} ({machine.key}) {machine.reason}".rstrip()
-    for reason in dict.fromkeys(report.unasked):
-        yield f"no search for unknown machines: {reason}"
+    yield from _strangers(report)
     for entry in {entry.purchase.pool_id: entry for entry in report.spared}.values():
         yield f"spared   {entry.purchase.pool_id}: {_why_spared(entry)}"
     yield _summary(document)
     if any(not machine.ended and not machine.reason for machine in report.unknown):
         yield "Unknown machines may be in another computer's ledger; `skyward sweep --unknown` ends them."
+
+
+def _strangers(report: SweepReport) -> Iterator[str]:
+    for machine in report.unknown:
+        state = "ended    " if machine.ended else "LEFT     " if machine.reason else "unknown  "
+        yield f"{state}{machine.provider} {machine.instance_id} ({machine.key}) {machine.reason}".rstrip()
+    for reason in dict.fromkeys(report.unasked):
+        yield f"no search for unknown machines: {reason}"
 
 
 def _why_spared(entry: LedgerEntry) -> str:
@@ -262,7 +295,8 @@ def _outcomes(report: SweepReport) -> Iterator[str]:
 
 
 def _summary(document: dict[str, Any]) -> str:
-    return f"{len(document['ended'])} ended, {len(document['gone'])} were gone already, {len(document['left'])} left"
+    ended = len(document["ended"]) + sum(machine["ended"] for machine in document.get("unknown", ()))
+    return f"{ended} ended, {len(document['gone'])} were gone already, {len(document['left'])} left"
 
 
 def _outcome_document(reports: Sequence[SweepReport]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from skyward.fleet.node import MakeNode, Node, NodeLoss, NodeState, unless_gone
 from skyward.fleet.node_setup import NodeSetup, renew_secrets
 from skyward.fleet.outputs import fetch_files, joined
 from skyward.fleet.topology import HEAD, separation, service_out_of_reach
-from skyward.ledger.fleet_record import FleetRecord, KeptNode
+from skyward.ledger.fleet_record import FleetRecord
 from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import reason_of
 from skyward.market.budget import charged_price
@@ -92,10 +92,17 @@ class FleetUser(Protocol):
         """Return once the node has no work left and may be ended."""
         ...
 
-    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
+    def detach(
+        self, rank: int, reason: str, *, for_good: bool, preempted: bool = False, unpaid: BudgetError | None = None
+    ) -> None:
         """Give up a node that is gone; unless ``for_good``, another one of its rank will come. Idempotent.
 
-        If its provider took the machine back (``preempted``), calls that may be repeated are not charged for the loss.
+        Args:
+            rank: its rank.
+            reason: why, for users.
+            for_good: whether the rank has no node any more.
+            preempted: whether its provider took the machine back: calls that may be repeated are not charged for that.
+            unpaid: why there is no node, if the pool may not spend more.
         """
         ...
 
@@ -329,7 +336,8 @@ class Fleet:
         Args:
             user: the user of the nodes.
             record: the fleet.
-            restart: what is to be applied by restarting the nodes' supervisors, in words; empty for nothing.
+            restart: what is to be applied by restarting the nodes' supervisors, in words; empty for nothing. A restart
+                during which a client was killed is done again.
             must_live: True if a fleet without a living node is an error.
 
         Raises:
@@ -342,21 +350,26 @@ class Fleet:
         members = {member.rank: member for member in self._add_members([kept.rank for kept in record.nodes])}
         self._spawn(renew_secrets(self._machines))
         self._spawn(self._end_lost_machines())
+        restart = restart or ("what another program began to change" if record.restarting else "")
+        found = {kept.rank: self._machines.resume(kept) for kept in record.nodes}
         try:
             await self._machines.ask_for_elastic()
-            await _all_or_the_first_error({kept.rank: self._find(members[kept.rank], kept) for kept in record.nodes})
+            await _all_or_the_first_error(
+                {rank: self._find(members[rank], node, halted=record.restarting) for rank, node in found.items()}
+            )
             present = [member for member in members.values() if member.node is not None]
             if must_live and not present:
                 raise PoolStateError(f"no node of the kept fleet {record.name!r} lives any more: open it again")
             if restart:
                 self._refuse_restart(present, restart)
+                await self._note_restart()
             for member in members.values():
                 if member.node is None:
                     member.task = self._spawn(self._run_member(member))
             work = {member.rank: self._reuse(member, restart=bool(restart)) for member in present}
             await _all_or_the_first_error(work)
         except BaseException as error:
-            await _clean_up_after(error, to_its_end(self._let_go()))
+            await _clean_up_after(error, to_its_end(self._let_go(found.values())))
             raise
         self._is_whole = True
         for member in present:
@@ -388,11 +401,16 @@ class Fleet:
             await self._machines.leave(kept)
         return kept
 
-    async def _let_go(self) -> None:
-        """Leave a fleet as it was found: what was launched beside it ends."""
+    async def _note_restart(self) -> None:
+        """Have the record say that a node without a supervisor still has its machine."""
+        if self._keeping is not None:
+            await self._keeping.begin_restart()
+
+    async def _let_go(self, nodes: Collection[Node]) -> None:
+        """Leave a fleet as it was found, with these nodes: what was launched beside it ends."""
         self.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        found = [node for node in self._machines.unended() if node.kept is not None and node.has_rank]
+        found = [node for node in nodes if node.has_rank and not node.ended]
         self._members.clear()
         try:
             await self._end_all_but(found)
@@ -425,15 +443,22 @@ class Fleet:
             if isinstance(error, SkywardError):  # a node that is lost is no reason not to keep the others
                 self._report("a node was not told how long it is kept", error)
 
-    async def _find(self, member: Member, kept: KeptNode) -> None:
-        """Connect to a kept node. If it is certainly gone, its rank has no node."""
-        member.node = node = self._machines.resume(kept)
-        member.network = node.instance.network
+    async def _find(self, member: Member, node: Node, *, halted: bool) -> None:
+        """Connect to a kept node. If it is certainly gone, its rank has no node.
+
+        If it may have been ``halted`` for another supervisor, its machine is used without one.
+        """
+        member.node, member.network = node, node.instance.network
         self._setup.open(node)
         node.state = NodeState.JOINING
         try:
-            await unless_gone(node, node.resume(kept))
-        except (UnfitMachineError, BootstrapError) as error:
+            await unless_gone(node, node.resume())
+        except BootstrapError as error:
+            if halted:
+                await node.begin_again(is_used=True)
+            else:
+                self._miss(member, node, error)
+        except UnfitMachineError as error:
             self._miss(member, node, error)
 
     def _miss(self, member: Member, node: Node, error: Exception) -> None:
@@ -454,7 +479,8 @@ class Fleet:
         node = member.node
         assert node is not None
         if restart:
-            await node.halt()
+            if node.state is NodeState.JOINING:
+                await node.halt()
             await self._make_node(member, node)
             return
         try:
@@ -644,7 +670,8 @@ class Fleet:
             if self._failed_additions >= _ATTEMPTS:
                 self._barred_until = self._clock.monotonic() + min(_LONGEST_BAR_S, _BAR_S * self._failed_additions)
             self._report(f"node {rank} cannot be added", error)
-            self._give_up(member, f"node {rank} could not be added: {error}")
+            unpaid = error if isinstance(error, BudgetError) else None
+            self._give_up(member, f"node {rank} could not be added: {error}", unpaid=unpaid)
             _fail(member.up, error)
             return False
         self._failed_additions = 0
@@ -765,10 +792,10 @@ class Fleet:
                 return "", failures
         return why, failures
 
-    def _give_up(self, member: Member, reason: str) -> None:
+    def _give_up(self, member: Member, reason: str, *, unpaid: BudgetError | None = None) -> None:
         member.wanted, member.used = False, None
         self._forget(member)
-        self._user.detach(member.rank, reason, for_good=True)
+        self._user.detach(member.rank, reason, for_good=True, unpaid=unpaid)
         if member.rank == HEAD:  # until there is a head again, every node is its own
             self._wake_waiters()
         self._announce()

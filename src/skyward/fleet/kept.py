@@ -67,7 +67,17 @@ class FleetKeeping:
     def asked_for(self, request: PoolRequest, *, machines: Mapping[str, str], applied: Mapping[str, str]) -> None:
         """Write soon what the present client asks for, which its nodes have been given."""
         record = replace(self.record, request=request, keep_s=request.keep_s, machines=machines, applied=applied)
-        self._write_soon(record)
+        self._write_soon(replace(record, restarting=False))
+
+    async def begin_restart(self) -> None:
+        """Write that the supervisors are restarted from now on; :meth:`end_restart` or :meth:`asked_for` ends that."""
+        self._write_soon(replace(self.record, restarting=True))
+        await self.settle()
+
+    def end_restart(self) -> None:
+        """Write soon that the restart is over."""
+        if self.record.restarting:
+            self._write_soon(replace(self.record, restarting=False))
 
     def keep_for(self, seconds: float) -> None:
         """Write soon that the fleet waits so many seconds for its next client."""

@@ -447,6 +447,7 @@ class Machines:
         launched_at = self.clock.elapsed() + kept.launched.left_s
         looks = self._looks_at(self.provider_of(kept.instance))
         node = self.make_node(rank=kept.rank, instance=kept.instance, launched_at=launched_at, looks=looks)
+        node.take_over(kept)
         self.all.append(node)
         return node
 

@@ -244,6 +244,7 @@ class Node:
         self._config: NodeConfig | None = None
         self._started = Moment.after()
         self._fresh_workers: FreshWorkers | None = None
+        self._is_used = False
         self._control: ControlClient | None = None
         self._unlinked = asyncio.Event()
         self._loss: NodeLoss | None = None
@@ -427,7 +428,11 @@ class Node:
         self._started = Moment.after()
         self._take_limits(config)
         self._ready = await start_supervisor(
-            self.transport, self._environment, config, on_this_machine=self.access.on_this_machine
+            self.transport,
+            self._environment,
+            config,
+            on_this_machine=self.access.on_this_machine,
+            is_used=self._is_used,
         )
         await self._connect(config, self._ready)
 
@@ -440,11 +445,13 @@ class Node:
         )
         self._partitions_undone_s = MIG_UNDO_S if config.mig and config.own_machine else 0.0
 
-    async def _connect(self, config: NodeConfig, ready: NodeReady) -> None:
+    async def _connect(self, config: NodeConfig, ready: NodeReady, *, may_be_gone: bool = False) -> None:
         self.lanes = tuple([await self.forward(lane) for lane in ready.lanes])
         address = await self.forward(ready.control)
         control = ControlClient(address, config.identity, on_message=self._receive, on_lost=self._connection_lost)
         self._control = control
+        if may_be_gone:
+            self._unlinked.set()  # its end is looked for from now on
         await control.connect(_CONNECT_TIMEOUT_S)
 
     # --- kept nodes -------------------------------------------------------------------------------------------------
@@ -464,21 +471,26 @@ class Node:
             ready=self._ready,
         )
 
-    async def resume(self, kept: KeptNode) -> None:
-        """Connect to the supervisor of a kept node, whose transport is open, and learn what it does.
-
-        Raises :class:`~skyward.errors.UnreachableError` if it does not answer within a minute.
-        """
+    def take_over(self, kept: KeptNode) -> None:
+        """Be the kept node, which was reached by another client; nothing is sent to it yet."""
         self._started, self._environment, self._ready = kept.started, kept.environment, kept.ready
         self.volumes, self.cap = kept.config.volumes, kept.config.cap
         self.secret_due_at = self._looks.clock.elapsed()  # the last one may expire at any time
         self._take_limits(kept.config)
         self._fresh_workers = FreshWorkers(kept.config.workers)
-        self._unlinked.set()  # so that its end is looked for from now on
+
+    async def resume(self) -> None:
+        """Connect to the supervisor of a node that was taken over, whose transport is open, and learn what it does.
+
+        Raises :class:`~skyward.errors.UnreachableError` if it does not answer within a minute.
+        """
+        assert self._config is not None
+        assert self._fresh_workers is not None
+        config, ready = self._config, self.ready
 
         async def connect() -> bool | NotYet:
             try:
-                await self._connect(kept.config, kept.ready)
+                await self._connect(config, ready, may_be_gone=True)
             except UnreachableError as error:
                 if self._control is not None:
                     await self._control.close()
@@ -507,7 +519,7 @@ class Node:
         await self._connection.send(Keep(seconds=seconds))
 
     async def halt(self) -> None:
-        """End the supervisor of a kept node, for another one on the same machine, and close the transport.
+        """End the supervisor of a kept node, for another one on the same machine.
 
         Raises :class:`~skyward.errors.UnreachableError` if it does not end in time.
         """
@@ -517,8 +529,16 @@ class Node:
             await control.stop_node(_HALT_TIMEOUT_S + leaving_s + self._partitions_undone_s, restart=True)
         finally:
             await control.close()
-            await self.transport.close()
+        await self.begin_again()
+
+    async def begin_again(self, *, is_used: bool = False) -> None:
+        """Be a machine for another supervisor, as the last one has ended.
+
+        With ``is_used``, another client may have started one there before it was killed; that one ends first.
+        """
+        await self.transport.close()
         self._ending, self._loss, self._ready, self.lanes = False, None, None, ()
+        self._fresh_workers, self._is_used = None, is_used
         self._unlinked.clear()
         self.state = NodeState.PREPARING
 
@@ -528,7 +548,8 @@ class Node:
         if control is not None:
             await control.close()
         self._forget_fetches()
-        await self.transport.close()
+        if self.is_open:
+            await self.transport.close()
 
     # --- a node in use ----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,12 @@ _END_ALL = "import sys; from skyward.node.processes import kill_all; kill_all(sy
 
 
 async def start_supervisor(
-    transport: Transport, environment: Environment, config: NodeConfig, *, on_this_machine: bool = False
+    transport: Transport,
+    environment: Environment,
+    config: NodeConfig,
+    *,
+    on_this_machine: bool = False,
+    is_used: bool = False,
 ) -> NodeReady:
     """Start the supervisor on a prepared machine and return its ports.
 
@@ -26,6 +31,7 @@ async def start_supervisor(
         environment: interpreter and variables.
         config: the node.
         on_this_machine: whether the machine is the client's: then the supervisor is a fork, where one can be made.
+        is_used: whether another client may have started one there before it was killed.
 
     Raises:
         BootstrapError: the supervisor did not start; holds its output.
@@ -34,11 +40,11 @@ async def start_supervisor(
     if on_this_machine and not environment.isolated:
         env |= added_packages(env)
     limit_s = _START_TIMEOUT_S + (MIG_START_S if config.mig else 0.0)
-    tried = False
+    tried = is_used
 
     async def start(left_s: float) -> Completed:
         nonlocal tried
-        if tried:  # the link dropped: what came up of it has ports that nobody heard of
+        if tried:  # the link dropped, or its client was killed: what came up of it has ports that nobody heard of
             await transport.run(environment.command("-c", _END_ALL, config.instance_id), timeout_s=left_s)
         tried = True
         if on_this_machine and not environment.isolated:

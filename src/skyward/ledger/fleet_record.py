@@ -12,6 +12,7 @@ import platform
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -24,10 +25,11 @@ from typing import Any, Final, Self
 import platformdirs
 
 from skyward.base.descriptors import keep_from_forks
-from skyward.base.platform import kill_process, try_lock, user_id
+from skyward.base.platform import kill_process, sync_folder, try_lock, user_id
 from skyward.base.waiting import wait_until
 from skyward.environment.bootstrap import Environment
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
+from skyward.ledger.ledger import Ledger, LedgerEntry
 from skyward.ledger.ownership import Moment, Owner
 from skyward.market.cost import Usage
 from skyward.providers.base import Instance, Provider
@@ -118,6 +120,8 @@ class FleetRecord:
         project: folder of the program that opened it.
         tls: its certificates, with the key.
         left: time at which its last client left; None while it has one, or if it was killed.
+        restarting: whether a client has begun to restart its nodes' supervisors, and has not noted the end: a machine
+            may have none now, or one whose ports are not here.
         spent: USD by provider that machines cost which are gone.
         python: Python's version.
         skyward: Skyward's version.
@@ -135,6 +139,7 @@ class FleetRecord:
     project: str
     tls: TlsIdentity = field(repr=False)
     left: Moment | None = None
+    restarting: bool = False
     spent: Mapping[str, float] = field(default_factory=dict[str, float])
     python: str = field(default_factory=platform.python_version)
     skyward: str = field(default_factory=lambda: version(DISTRIBUTION))
@@ -276,6 +281,40 @@ def changes_to(record: FleetRecord | None, request: PoolRequest, provider: Provi
     return ", ".join(changed)
 
 
+# --- its name in the tags of its machines ---------------------------------------------------------------------------
+
+
+def new_pool_id(fleet: str = "") -> str:
+    """Return the id of a new pool; those of a kept fleet can be told by its name, on every machine of the user."""
+    return f"{_prefix_of(fleet)}{uuid.uuid4().hex[:6]}" if fleet else f"sky-{uuid.uuid4().hex[:10]}"
+
+
+def belongs_to(fleet: str, pool_id: str) -> bool:
+    """Return True if a pool has, or had, the kept fleet of this name."""
+    prefix = _prefix_of(fleet)
+    return pool_id.startswith(prefix) and len(pool_id) == len(prefix) + 6
+
+
+def _prefix_of(fleet: str) -> str:
+    # A digest, as a name may have letters that a provider's tags may not.
+    return f"sky-{hashlib.sha256(fleet.encode()).hexdigest()[:10]}"
+
+
+def refuse_second(fleet: str, ledger: Ledger) -> None:
+    """Raise :class:`PoolStateError` if machines of a kept fleet live whose folder was deleted: they cost money."""
+    pools = {entry.purchase.pool_id for entry in ledger.open_entries() if _is_kept(entry)}
+    if lost := sorted(pool_id for pool_id in pools if belongs_to(fleet, pool_id)):
+        raise PoolStateError(
+            f"there is a kept fleet {fleet!r} (pool {', '.join(lost)}) whose folder {fleets_home() / fleet} "
+            f"was deleted, with its keys: it cannot be taken over. End it with `skyward down {fleet}`, or choose "
+            "another name"
+        )
+
+
+def _is_kept(entry: LedgerEntry) -> bool:
+    return entry.kept_until is not None and entry.kept_until.left_s > 0
+
+
 def no_such_fleet(name: str) -> PoolStateError:
     """Return the error for the name of a fleet that is not kept."""
     known = ", ".join(folder.name for folder in kept_fleets()) or "none"
@@ -367,12 +406,7 @@ class FleetFolder:
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, self.path / _RECORD)
-        if sys.platform != "win32":
-            folder = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        sync_folder(self.path)
 
     def forget(self) -> None:
         """Delete everything of a fleet that has ended, its keys first; fetched results of jobs stay. Idempotent."""
@@ -396,7 +430,6 @@ class FleetFolder:
         Raises:
             PoolStateError: another process has it; the message says which, and since when.
         """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         patience_s = _PATIENCE_S
         while True:
             try:
@@ -423,10 +456,11 @@ class FleetFolder:
 
     def try_hold(self, *, as_keeper: bool = False) -> bool:
         """Be the process that has the fleet, unless there is another one."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A forked child would hold the lock as long as it lives.
         lock = keep_from_forks(FileIO(self.path / _LOCK, "a+", opener=lambda path, flags: os.open(path, flags, 0o600)))
         try:
-            if not try_lock(lock.fileno()):
+            if not (try_lock(lock.fileno()) and self._is_present(lock)):
                 lock.close()
                 return False
             lock.truncate(0)
@@ -438,11 +472,30 @@ class FleetFolder:
         self._lock = lock
         return True
 
+    def _is_present(self, lock: FileIO) -> bool:
+        """Return False if the last holder has deleted the file of a lock that was waited for."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(lock.fileno()), (self.path / _LOCK).stat())
+        return False
+
     def release(self) -> None:
-        """Leave the fleet to others. Idempotent."""
+        """Leave the fleet to others; delete a folder without a fleet and without jobs. Idempotent."""
         if self._lock is not None:
+            with suppress(OSError):  # such as that of Windows, which deletes no open file
+                if not (self.written_at() or self.has_keeper()):
+                    self._delete_if_empty()
             self._lock.close()
             self._lock = None
+
+    def _delete_if_empty(self) -> None:
+        with suppress(OSError):  # it has jobs
+            self.jobs.rmdir()
+        if self.jobs.exists():
+            return
+        self.forget()
+        for name in (KEEPER_LOCK, _LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        self.path.rmdir()
 
     def is_held(self) -> bool:
         """Return True while a process uses the fleet, this one too."""
@@ -505,7 +558,7 @@ class FleetFolder:
     def request(self, verb: str, value: object = None) -> Path:
         """Ask the process that uses the fleet for something; it looks every second, and removes the returned file."""
         folder = self.path / _REQUESTS
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = folder / f".{verb}.{os.getpid()}"
         new.write_text(json.dumps(value), encoding="utf-8")
         return new.replace(folder / verb)

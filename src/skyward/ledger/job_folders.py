@@ -19,6 +19,7 @@ from typing import Final
 
 import platformdirs
 
+from skyward.base.platform import sync_folder
 from skyward.errors import ConfigurationError
 from skyward.wire.node_config import JsonRecord
 
@@ -148,7 +149,7 @@ def _taken(job: str, fleet: str) -> ConfigurationError:
 
 
 def write_private(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> None:
-    """Write a file for this user only, whole or not at all, with the folders around it."""
+    """Write a file for this user only, whole or not at all, on disk when this returns, with the folders around it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     making = path.with_name(f".{secrets.token_hex(8)}")
     try:
@@ -157,6 +158,7 @@ def write_private(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -
             file.flush()
             os.fsync(file.fileno())
         os.replace(making, path)
+        sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
             making.unlink()

@@ -191,6 +191,8 @@ class Keeper:
         if record.request.max_cost is not None and record.cost(_LONGEST_PAUSE_S) >= record.request.max_cost:
             _say(f"the fleet has cost {record.cost():.2f} USD, and max_cost is {record.request.max_cost:g}: it ends")
             return False
+        if record.restarting and (until := record.kept_until) is not None and until.left_s > 0:
+            return True  # its machines wait for the next client, without a supervisor
         provider = recorded_provider(record.provider, record.settings)
         try:
             looks = (_node_lives(provider.member_of(node.instance.offer), node) for node in record.nodes)
@@ -243,8 +245,11 @@ def main(name: str) -> None:
     """Look after the fleet of that name, unless another process does."""
     folder = FleetFolder(name)
     with FileIO(folder.path / KEEPER_LOCK, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as lock:
-        if try_lock(lock.fileno()):
+        is_only = try_lock(lock.fileno())
+        if is_only:
             asyncio.run(Keeper(folder, Ledger.of_user()).run())
+    if is_only and folder.try_hold(as_keeper=True):
+        folder.release()  # deletes what is empty
 
 
 if __name__ == "__main__":

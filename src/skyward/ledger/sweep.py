@@ -122,6 +122,34 @@ class Sweep:
         await asyncio.gather(*(self._end_all(*place, entries) for place, entries in places.items()))
         return self._report
 
+    async def end_tagged(
+        self, is_meant: Callable[[str], bool], places: Sequence[tuple[str, Mapping[str, Any]]]
+    ) -> SweepReport:
+        """End tagged machines of pools that the ledger of another computer has.
+
+        Args:
+            is_meant: returns True for the id of such a pool.
+            places: names and settings of the providers to ask.
+        """
+
+        async def end_at(name: str, settings: Mapping[str, Any]) -> None:
+            provider = self.make(name, settings)
+            try:
+                tagged = await _list_tagged(provider, {}, in_full=True, clock=self.clock)
+                if isinstance(tagged, str):
+                    self._report.unasked.append(tagged)
+                    return
+                meant = [each for each in tagged if is_meant(_pool_of(each.key))]
+                if meant:
+                    self._report.unknown += await _treat(provider, meant, end=True)
+                for pool_id in sorted({_pool_of(each.key) for each in meant}):
+                    await provider.tidy(pool_id)
+            finally:
+                await provider.close()
+
+        await asyncio.gather(*(end_at(*place) for place in places))
+        return self._report
+
     async def run(
         self, *, others: bool = False, unknown: bool = False, also: Sequence[tuple[str, Mapping[str, Any]]] = ()
     ) -> SweepReport:
@@ -259,6 +287,10 @@ class Sweep:
         strangers = [each for each in unaccounted(provider.name, tagged, entries) if each.id not in ended]
         if strangers:
             self._report.unknown += await _treat(provider, strangers, end=end)
+
+
+def _pool_of(key: str) -> str:
+    return key.rsplit("-", 2)[0]
 
 
 def unaccounted(provider: str, machines: Iterable[Instance], entries: Iterable[LedgerEntry]) -> list[Instance]:

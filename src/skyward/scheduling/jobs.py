@@ -143,6 +143,15 @@ def _forget_call(folder: JobFolder, index: int) -> None:
     shutil.rmtree(folder.checkpoint(index), ignore_errors=True)
 
 
+def cancel_unplaced(folder: JobFolder, indices: Iterable[int]) -> None:
+    """Cancel calls that no node has: their outcome says so, and none gets them."""
+    message = f"job {folder.record.job} was cancelled"
+    outcome = JobOutcome(end=JobEnd.CANCELLED, node=-1, worker=0, attempt=0, message=message)
+    for index in indices:
+        write_private(folder.outcome(index), outcome_parts(outcome))
+        _forget_call(folder, index)
+
+
 async def lines_of(node: NodeJobs, job: str, index: int) -> AsyncGenerator[LogLine]:
     """Yield the lines of a call that its node has now."""
     at, more = "", True

@@ -140,6 +140,8 @@ class RunningPool:
         """Provision and connect. If that fails or is interrupted, terminate everything before raising. On the loop."""
         self._opening = asyncio.current_task()
         try:
+            if self._parts.kept is not None:
+                self._watching = asyncio.create_task(self._watch_requests(self._parts.kept))
             spending = await self._prepare()
             spending.watch()
             if not self._provider.this_machine:  # every machine gets it; the first is still to be bought or reached
@@ -173,21 +175,21 @@ class RunningPool:
                 self._bus.publish(Notice(f"the kept fleet {found.name!r} was opened by a program in {found.project}"))
             await self.fleet.resume(self.scheduler, found, restart=self._restart, must_live=self._as_found)
             self._opened = True  # from now on, its nodes have to be left
-            if not self._as_found:
+            if self._as_found:
+                keeping.end_restart()
+            else:
                 await self.fleet.scale(self._request.size_of_kept(len(found.nodes)), ())
                 keeping.asked_for(self._request, machines=self._machine_parts(), applied=parts_for_nodes(self._request))
         await keeping.settle()
-        self._watching = asyncio.create_task(self._watch_requests())
 
-    async def _watch_requests(self) -> None:
-        """Do what other processes ask of the client of a kept fleet."""
-        folder = self._parts.kept
-        assert folder is not None
+    async def _watch_requests(self, folder: FleetFolder) -> None:
+        """Do what other processes ask of the client of a kept fleet: leave it at any time, keep it once it is open."""
+        asked: dict[str, Any] = {}
 
         async def serve() -> None:
             while True:
-                asked = await asyncio.to_thread(folder.take_requests)
-                if isinstance(seconds := asked.get("keep"), int | float):
+                asked.update(await asyncio.to_thread(folder.take_requests))
+                if self._opened and isinstance(seconds := asked.pop("keep", None), int | float):
                     await self.fleet.keep_for(seconds)
                 if "leave" in asked:
                     self._end_for(PoolStateError(f"another process has taken over the kept fleet {folder.name!r}"))

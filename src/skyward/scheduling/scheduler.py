@@ -28,7 +28,7 @@ from skyward import events as ev
 from skyward.base.exits import uninterrupted
 from skyward.base.loop import LoopThread
 from skyward.base.waiting import EAGER_S, SYSTEM_CLOCK, BusyWaits, wait_until
-from skyward.errors import ConfigurationError, PoolStateError, SkywardError
+from skyward.errors import BudgetError, ConfigurationError, PoolStateError, SkywardError
 from skyward.events.bus import Courier, EventBus
 from skyward.events.log_files import handle_record
 from skyward.events.snapshot import PoolSnapshot, WorkerSnapshot
@@ -126,6 +126,9 @@ class Scheduler:
     """
 
     jobs: FleetJobs | None = None
+
+    _unpaid: tuple[str, BudgetError | None] = "", None
+    """Why the last rank got no node, if the pool could not pay it, in words and as an error."""
 
     def __init__(
         self,
@@ -468,7 +471,9 @@ class Scheduler:
                 match action:
                     case GiveUp():
                         if (call := self.calls.unfinished.get(action.call.id)) is not None:
-                            self._complete(call, RawOutcome(error=given_up(call, action, link)))
+                            reason, unpaid = self._unpaid
+                            error = given_up(call, action, link, unpaid=unpaid if action.reason == reason else None)
+                            self._complete(call, RawOutcome(error=error))
                     case _ if link is None:
                         pass  # the worker has gone since the action was decided, and dispatch has moved its calls
                     case Send():
@@ -646,8 +651,12 @@ class Scheduler:
         if self.jobs is not None:
             self.jobs.look_soon()
 
-    def detach(self, rank: int, reason: str, *, for_good: bool, preempted: bool = False) -> None:
+    def detach(
+        self, rank: int, reason: str, *, for_good: bool, preempted: bool = False, unpaid: BudgetError | None = None
+    ) -> None:
         """Remove a node that is gone; its calls run elsewhere, pinned ones on its replacement."""
+        if unpaid is not None:
+            self._unpaid = reason, unpaid
         for exchange in self._exchanges.values():
             exchange.leave(rank)
         for link in [link for link in self.links.values() if link.id.node == rank]:

@@ -22,7 +22,14 @@ from typing import Any, Final, Protocol
 
 from skyward.base.descriptors import keep_from_forks
 from skyward.base.waiting import SYSTEM_CLOCK, SystemClock, keep, wait_until
-from skyward.errors import BootstrapError, CallTimeoutError, ConfigurationError, UnreachableError, WorkerLostError
+from skyward.errors import (
+    BootstrapError,
+    BudgetError,
+    CallTimeoutError,
+    ConfigurationError,
+    UnreachableError,
+    WorkerLostError,
+)
 from skyward.events import LogLine, WorkerLost, WorkerRestarting
 from skyward.events.log_files import DEFAULT_LEVELS
 from skyward.fleet.node import Node
@@ -529,8 +536,13 @@ def with_call(lost: WorkerLost, ran: LiveCall, *, charged: bool, failed: bool) -
     return replace(lost, call=ran.name, runs_again=runs_again, retry=retry, retries=ran.retries)
 
 
-def given_up(call: LiveCall, action: GiveUp, link: WorkerLink | None) -> WorkerLostError | CallTimeoutError:
-    """Return the error of a call that lost its worker too often, or for good (``link`` is None then)."""
+def given_up(
+    call: LiveCall, action: GiveUp, link: WorkerLink | None, *, unpaid: BudgetError | None
+) -> WorkerLostError | CallTimeoutError | BudgetError:
+    """Return the error of a call that lost its worker too often, or for good (``link`` is None then).
+
+    ``unpaid`` is the reason if there is no node because the pool may not spend more.
+    """
     node, worker, losses = action.worker.node, action.worker.worker, action.call.losses
     log_path = link.log_path if link is not None else ""
     if action.overran and link is not None and link.exit_report is not None:
@@ -555,6 +567,8 @@ def given_up(call: LiveCall, action: GiveUp, link: WorkerLink | None) -> WorkerL
         message += f" Its log on the node: {log_path}" if log_path else ""
     else:
         message = f"{call.label} has nowhere left to run: {action.reason}"
+        if unpaid is not None:
+            return BudgetError(message, max_cost=unpaid.max_cost, cost=unpaid.cost)
     return WorkerLostError(message, node=node, worker=worker, reason=action.reason, log_path=log_path)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +44,17 @@ with sky.ComputePool(provider=sky.Local(), nodes=2, name="llm", keep="1m", displ
     pool.spawn(sky.gather(*(note(sys.argv[1], n) for n in range(40)), return_exceptions=True), name="many")
     pool.spawn(note(sys.argv[1], 40), name="one")
     os.kill(os.getpid(), signal.SIGKILL)
+"""
+IN_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+TRAINS = """
+import os, sys, time
+from data import total
+
+print("begun", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+print(total, "modules")
+sys.exit(7)
 """
 RUNS = "import sys, helpers\nprint(helpers.x, *sys.argv[1:])\nsys.exit(3)\n"
 
@@ -150,6 +164,36 @@ def test_jobs_of_a_killed_program_are_read_by_others_and_stay_when_the_fleet_has
     ]
     assert sky.job("one").result() == 40
     assert skyward("logs", NAME, "last").stdout.endswith("| 7\n")
+
+
+def test_a_script_of_six_modules_goes_on_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    project, gate = tmp_path / "project", tmp_path / "gate"
+    project.mkdir()
+    names = ("data", "model", "loss", "optimizer", "report")
+    for name, later in itertools.pairwise((*names, "")):
+        chain = f"from {later} import total\ntotal += 1\n" if later else "total = 1\n"
+        (project / f"{name}.py").write_text(chain)
+    (project / "train.py").write_text(TRAINS)
+    (project / "pyproject.toml").write_text("")
+    with kept_pool(nodes=1):
+        pass
+    command = ["-m", "skyward", "run", "train.py", "--on", NAME, "--name", "train", str(gate)]
+    terminal, its_end = pty.openpty()
+    shell = subprocess.Popen([sys.executable, "-c", IN_TERMINAL, *command], cwd=project, stdin=its_end)
+    os.close(its_end)
+    shown = b""
+    while b"begun" not in shown:
+        shown += os.read(terminal, 4096)
+    os.close(terminal)  # the kernel sends SIGHUP to what runs in it
+    assert shell.wait(30) == -signal.SIGHUP
+    gate.touch()
+    followed = skyward("logs", NAME, "train", "-f")
+    result = skyward("result", "train", "--wait")
+
+    assert [line.rpartition("| ")[2] for line in followed.stdout.splitlines()] == ["begun", "5 modules"]
+    assert "exit status 7" in result.stdout
+    assert sky.job("train").state == "failed"
+    assert skyward("run", "train.py", "--on", NAME, str(gate), cwd=project).returncode == 7
 
 
 def test_a_job_goes_on_on_another_node_and_is_cancelled_from_another_terminal(tmp_path: Path) -> None:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
 import skyward as sky
 from skyward.cli import main
 from skyward.events import SkywardEvent
+from skyward.fleet.node import Node
+from skyward.fleet.node_setup import NodeSetup
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord
 from skyward.ledger.keeper import end_fleet
 from skyward.ledger.ledger import Ledger
 from support.eventually import eventually
 
 NAME = "llm"
+BOUGHT_OR_SET_UP = (
+    sky.events.InstanceLaunching,
+    sky.events.BootstrapStarting,
+    sky.events.BootstrapProgress,
+    sky.events.BootstrapCompleted,
+)
 KEEPER_S = 30.0
 """Longest time that a keeper takes to see that its fleet has ended, on a busy machine."""
 
@@ -31,6 +41,28 @@ import skyward as sky
 with sky.ComputePool(provider=sky.Local(), nodes=2, name="llm", keep="10m", display="quiet"):
     print("open", flush=True)
     sys.stdin.readline()
+"""
+OPENING = """
+import asyncio
+import skyward as sky
+from skyward.fleet.node_setup import NodeSetup
+
+async def equip(self, node):
+    print("opening", flush=True)
+    await asyncio.Event().wait()
+
+NodeSetup.equip = equip
+sky.ComputePool(provider=sky.Local(), name="llm", keep="10m", display="quiet").open()
+"""
+ATTACHED = """
+import skyward as sky
+with sky.attach("llm", display="quiet") as pool:
+    print(*[node.instance_id for node in pool.status.nodes], sky.job("run-7").result()[0])
+"""
+AN_HOUR_LATER = """
+import time
+now = time.time
+time.time = lambda: now() + 3600
 """
 
 
@@ -72,6 +104,16 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert Ledger.of_user().open_entries() == ()
 
 
+def keeper() -> psutil.Process:
+    (found,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[-2:] == ["skyward.ledger.keeper", NAME]
+        and process.environ().get("XDG_STATE_HOME") == os.environ["XDG_STATE_HOME"]
+    ]
+    return found
+
+
 def client() -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", CLIENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -89,9 +131,11 @@ def test_next_pool_has_the_machines_with_fresh_workers_and_what_leaving_says_is_
     with kept_pool() as pool:
         second = look() @ pool
         assert [node.instance_id for node in pool.status.nodes] == instances == machines()
-    with sky.attach(NAME, display="quiet") as pool:
+    events.clear()
+    with sky.attach(NAME, display="quiet", on_event=events.append) as pool:
         assert len(look() @ pool) == 2
 
+    assert not [event for event in events if isinstance(event, BOUGHT_OR_SET_UP)]
     assert "2 nodes, free" in left.message
     assert f"`skyward down {NAME}`" in left.message
     assert not {pid for pid, _ in first} & {pid for pid, _ in second}
@@ -106,6 +150,10 @@ def test_what_can_be_changed_is_changed_on_the_machines_and_the_rest_is_refused_
     with pytest.raises(sky.ConfigurationError, match=r"other machines .*cpu: None there, 1 here.*timeout: 3600 .* 60"):
         kept_pool(cpu=1, timeout=60).open()
     with kept_pool(env={"COLOUR": "blue"}, concurrency=2, keep="5m") as pool:
+        assert [colour for _, colour in look() @ pool] == ["blue"] * 4
+    with pytest.raises(sky.BootstrapError), kept_pool(pip=["no-such-package-anywhere==99"]):
+        pytest.fail("it opened")
+    with sky.attach(NAME, display="quiet") as pool:  # what was there before is restored
         assert [colour for _, colour in look() @ pool] == ["blue"] * 4
 
     assert machines() == before
@@ -151,6 +199,63 @@ def test_second_client_is_told_who_has_the_fleet_and_may_take_it_over() -> None:
 
     assert holder.returncode == 0
     assert machines() == before
+
+
+def test_client_that_fails_to_take_a_node_over_leaves_the_fleet_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_setup: NodeSetup, node: Node) -> None:
+        raise sky.UnreachableError(f"no way to node {node.rank}")
+
+    with kept_pool():
+        pass
+    before = machines()
+    with monkeypatch.context() as patch:
+        patch.setattr(NodeSetup, "open", refuse)
+        with pytest.raises(sky.UnreachableError, match="no way to node"):
+            kept_pool().open()
+    with kept_pool() as pool:
+        assert len(look() @ pool) == 2
+
+    assert machines() == before
+
+
+def test_client_that_is_still_opening_leaves_when_it_is_asked_to() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OPENING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "opening\n"
+        with kept_pool(takeover=True) as pool:
+            assert len(look() @ pool) == 2
+        _, said = holder.communicate()
+
+    assert holder.returncode == 1  # -9 is that of one that was killed
+    assert "another process has taken over the kept fleet 'llm'" in said
+
+
+def test_clock_that_is_set_ends_nothing_too_early_and_nothing_too_late(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "sitecustomize.py").write_text(AN_HOUR_LATER)
+
+    def an_hour_later(*arguments: str) -> str:
+        env = {**os.environ, "PYTHONPATH": str(tmp_path / "later")}
+        return subprocess.run([sys.executable, *arguments], env=env, check=True, capture_output=True, text=True).stdout
+
+    with kept_pool(nodes=1) as pool:
+        job = pool.spawn(look(), name="run-7")
+    before = machines()
+    keeper().kill()
+    listed = an_hour_later("-m", "skyward", "ls")  # which starts another keeper, with the clock as it is now
+    pid, _ = job.result(timeout=60)
+    taken = an_hour_later("-c", ATTACHED)
+
+    assert "until " in listed
+    assert taken.split() == [*before, str(pid)]
+    with kept_pool(nodes=1, keep="1s"):
+        pass
+    for attempt in eventually(KEEPER_S):
+        with attempt:
+            assert Ledger.of_user().open_entries() == ()
+            assert FleetFolder(NAME).read() is None
 
 
 def test_node_that_has_died_meanwhile_is_replaced_and_a_fleet_without_any_cannot_be_attached_to() -> None:
@@ -208,7 +313,25 @@ def test_commands_list_it_in_80_columns_and_keep_it_longer_with_a_client_and_wit
 def test_down_ends_it_by_its_name_from_another_process() -> None:
     with kept_pool(nodes=1):
         pass
+    refused = CliRunner().invoke(main, ["down", "nope"])
     skyward("down", NAME)
 
+    assert f"no pool nope in this user's ledger. The kept fleets are {NAME}." in refused.output
     assert FleetFolder(NAME).read() is None
     assert Ledger.of_user().open_entries() == ()
+    for attempt in eventually(KEEPER_S):
+        with attempt:
+            assert not FleetFolder(NAME).path.exists()
+
+
+def test_fleet_whose_folder_was_deleted_is_not_bought_a_second_time_and_can_be_ended() -> None:
+    with kept_pool(nodes=1):
+        pass
+    shutil.rmtree(FleetFolder(NAME).path)
+
+    with pytest.raises(sky.PoolStateError, match=r"whose folder .* was deleted.*`skyward down llm`"):
+        kept_pool(nodes=1).open()
+    assert len(Ledger.of_user().entries()) == 1
+    skyward("down", NAME)
+    with kept_pool(nodes=1) as pool:
+        assert len(look() @ pool) == 1

@@ -147,6 +147,7 @@ def test_fleet_goes_on_and_no_result_is_lost_whenever_its_client_is_killed(
         assert len(note(os.devnull, 0) @ pool) == 2
         results = [sky.job(f"job-{seed}").result(timeout=60) for seed in range(len(points))]
 
+    assert len(Ledger.of_user().entries()) == 2, "a machine was bought again"
     count = CALLS * len(points)
     assert [number for result in results for number in result] == [*range(count)]
     assert Counter(map(int, Path(notes).read_text().split())) == Counter(range(count))

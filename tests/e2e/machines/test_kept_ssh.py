@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -52,6 +53,8 @@ while job.progress.done < 20:
     pass
 print("under way", flush=True)
 sys.stdin.readline()
+print(json.dumps([*job.result()]), flush=True)
+pool.close()
 """
 
 
@@ -116,3 +119,31 @@ def test_nodes_and_their_jobs_outlive_a_client_that_dies_behind_a_cut_link_and_n
     assert Counter(map(int, notes.read_text().split())) == Counter(range(-1, 200))
     asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
     assert not [node for node in after.nodes if psutil.pid_exists(node.ready.pid)]
+
+
+def test_client_whose_machine_sleeps_for_longer_than_its_lease_goes_on_with_the_same_nodes_and_job(
+    hosts: tuple[dict[str, object], list[ChaosProxy]], tmp_path: Path
+) -> None:
+    settings, proxies = hosts
+    notes = tmp_path / "notes"
+    order = json.dumps([settings, str(notes)])
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, order], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "under way\n"
+        before = record()
+        client.send_signal(signal.SIGSTOP)
+        for proxy in proxies:
+            proxy.cut()
+        time.sleep(LEASE_S + 2)
+        for proxy in proxies:
+            proxy.heal()
+        client.send_signal(signal.SIGCONT)
+        told, _ = client.communicate("\n", timeout=60)
+    after = record()
+
+    assert client.returncode == 0
+    assert json.loads(told) == [*range(200)]
+    assert [node.ready.pid for node in after.nodes] == [node.ready.pid for node in before.nodes]
+    assert Counter(map(int, notes.read_text().split())) == Counter(range(-1, 200))

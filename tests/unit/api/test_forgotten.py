@@ -245,6 +245,7 @@ class TestUnsent:
             lambda: train(1) & 3,  # type: ignore[operator]
             lambda: train(train(1)),
             lambda: train(1).options(timeout=0),
+            lambda: gather(train(1), stream="yes"),  # type: ignore[call-overload]
             lambda: train(1).options(tmeout=1),  # type: ignore[call-arg]
             lambda: train(1) >> ComputePool(provider=Local()),
             lambda: ComputePool(provider=Local()).submit(train(1)),
@@ -284,6 +285,13 @@ class TestOptions:
         assert call.options(memory=None).limits is None
         assert pickle.loads(pickle.dumps(call)).limits == call.limits
 
+    def test_times_may_be_said_with_their_unit(self) -> None:
+        limits = compute(timeout="5m", grace="30s")(train.local)(1).invocation().limits
+        assert limits is not None
+        assert (limits.timeout_s, limits.grace_s) == (300.0, 30.0)
+        with pytest.raises(ConfigurationError, match="timeout must be a length of time such as"):
+            train(1).options(timeout="3")
+
     def test_a_call_without_them_has_no_limits(self) -> None:
         assert train(1).invocation().limits is None
         assert Invocation(fn=len).limits is None
@@ -293,7 +301,7 @@ class TestOptions:
         [
             ({"timeout": 0}, "timeout must be a number > 0, got 0"),
             ({"timeout": True}, "timeout must be a number > 0, got True"),
-            ({"timeout": "3"}, "timeout must be a number > 0, got '3'"),
+            ({"timeout": 3, "grace": 0}, "grace must be a number > 0, got 0"),
             ({"timeout": float("nan")}, "timeout must be a number > 0, got nan"),
             ({"memory": 4}, 'memory must be a size such as "32GB", got 4'),
             ({"memory": "lots"}, "memory must be a size such as \"32GB\", got 'lots'"),

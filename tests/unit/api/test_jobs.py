@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import sys
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -150,6 +152,70 @@ def test_a_job_of_an_open_pool_that_has_no_node_now_waits_for_one(
     assert job.state is JobState.WAITING
     with pytest.raises(TimeoutError, match="it goes on"):
         job.result(timeout=0)
+
+
+class Joining:
+    """Nodes of an open pool, of which none is there at first."""
+
+    def __init__(self, attached: FleetJobs, nodes: list[StoreNode]) -> None:
+        self.attached = attached
+        self.nodes = nodes
+
+    @asynccontextmanager
+    async def reach(self, _: JobFolder) -> AsyncGenerator[Sequence[Any]]:
+        yield [*self.nodes]
+
+
+@pytest.fixture
+def joining(monkeypatch: pytest.MonkeyPatch) -> Joining:
+    nodes: list[Any] = []
+    attached = FleetJobs(
+        "llm",
+        "sky-1",
+        nodes=lambda: [*nodes],
+        present=lambda: [node.instance_id for node in nodes],
+        publish=print,
+    )
+    monkeypatch.setitem(looked_after._attached, "llm", attached)
+    return Joining(attached, nodes)
+
+
+def test_following_waits_for_the_first_node_and_goes_on_there(joining: Joining, tmp_path: Path) -> None:
+    job = Job(spawned(StoreNode("", tmp_path), 1)._folder, joining.reach)
+    lines: list[str] = []
+    follower = threading.Thread(target=lambda: lines.extend(line.line for line in job.logs(follow=True)))
+    follower.start()
+    node = StoreNode("i-0", tmp_path)
+    joining.nodes.append(node)
+    asyncio.run(joining.attached.look())  # which gives the node the call
+    node.say(node.begin("run-7"), "one")
+    node.run("run-7")
+    follower.join(30)
+
+    assert lines == ["one"]
+    assert job.result() == 2
+
+
+def test_calls_that_have_no_node_yet_are_cancelled(joining: Joining, tmp_path: Path) -> None:
+    job = Job(spawned(StoreNode("", tmp_path), 1, 2, gather=True)._folder, joining.reach)
+    job.cancel()
+    joining.nodes.append(StoreNode("i-0", tmp_path))
+    asyncio.run(joining.attached.look())
+
+    assert job.state is JobState.CANCELLED
+    assert joining.nodes[0].states_of() == {}
+    with pytest.raises(concurrent.futures.CancelledError):
+        job.result()
+
+
+def test_calls_that_have_got_a_node_since_are_cancelled_there(joining: Joining, tmp_path: Path) -> None:
+    job = Job(spawned(StoreNode("", tmp_path), 1)._folder, joining.reach)
+    node = StoreNode("i-0", tmp_path)
+    joining.nodes.append(node)
+    asyncio.run(joining.attached.look())
+    job.cancel()
+
+    assert node.states_of() == {0: "cancelled"}
 
 
 def test_a_node_that_does_not_answer_is_no_end(node: StoreNode, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import skyward as sky
 from skyward.cli import main
+from skyward.ledger.fleet_record import new_pool_id
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.ownership import Owner
 from skyward.providers.base import Instance, InstanceState, LaunchOrder, Provider
@@ -258,3 +259,26 @@ def test_sweep_lists_unknown_machines_and_ends_them_on_request(shop: Shop) -> No
     (ended,) = answer("sweep", "--unknown", *shop.place)["unknown"]
     assert (ended["instance"], ended["ended"]) == (stranger.id, True)
     assert shop.cloud.alive == []
+
+
+def test_down_from_another_computer_ends_a_fleet_by_its_name_and_no_other_machine(shop: Shop) -> None:
+    pool_id, other_id = new_pool_id("llm"), new_pool_id("llm-2")
+    fleet = shop.launch(f"{pool_id}-0-aaaaaaaa", f"{pool_id}-1-bbbbbbbb", pool=pool_id, known=False)
+    (other,) = shop.launch(f"{other_id}-0-cccccccc", pool=other_id, known=False)
+
+    assert "no pool llm in this user's ledger" in run("down", "llm").output
+    said = answer("down", "llm", *shop.place)
+
+    assert {(each["instance"], each["ended"]) for each in said["unknown"]} == {(each.id, True) for each in fleet}
+    assert shop.cloud.alive == [other.id]
+    assert "1 ended, 0 were gone already, 0 left" in run("down", "llm-2", *shop.place).output
+    assert shop.cloud.left() == {}
+    assert answer("down", "llm", *shop.place)["unknown"] == []
+
+
+def test_down_ends_a_fleet_by_its_name_whose_folder_was_deleted(shop: Shop) -> None:
+    pool_id = new_pool_id("llm")
+    (machine,) = shop.launch(f"{pool_id}-0-aaaaaaaa", pool=pool_id)
+
+    assert [each["instance"] for each in answer("down", "llm")["ended"]] == [machine.id]
+    assert shop.cloud.left() == {}

@@ -23,9 +23,12 @@ from skyward.ledger.fleet_record import (
     FleetFolder,
     FleetRecord,
     KeptNode,
+    belongs_to,
     changes_to,
+    new_pool_id,
     parts_for_machines,
     parts_for_nodes,
+    refuse_second,
 )
 from skyward.ledger.keeper import Keeper
 from skyward.ledger.ledger import Ledger, Purchase
@@ -142,6 +145,32 @@ def test_fleets_of_another_user_are_not_used(folder: FleetFolder, monkeypatch: p
 
     with pytest.raises(PoolStateError, match="is of another user"):
         folder.read()
+
+
+def test_pools_of_a_fleet_can_be_told_by_its_name() -> None:
+    first, second = new_pool_id("llm"), new_pool_id("llm")
+
+    assert first != second
+    assert belongs_to("llm", first)
+    assert belongs_to("llm", second)
+    assert not belongs_to("llm-2", first)
+    assert not belongs_to("llm", new_pool_id())
+    assert not belongs_to("llm", f"{first}-0-12345678")
+
+
+def test_fleet_whose_folder_was_deleted_is_not_opened_a_second_time_while_its_machines_are_kept(
+    tmp_path: Path,
+) -> None:
+    ledger, pool_id = Ledger(tmp_path / "ledger.db"), new_pool_id("llm")
+    ledger.reserve({"a": 0}, Purchase(pool_id=pool_id, provider="local"))
+    refuse_second("llm", ledger)  # it is being opened, or its client was killed then
+    ledger.keep_pool(pool_id, Moment.after(60), keys=["a"])
+
+    with pytest.raises(PoolStateError, match=rf"pool {pool_id}\) whose folder .*llm was deleted.*`skyward down llm`"):
+        refuse_second("llm", ledger)
+    refuse_second("another", ledger)
+    ledger.keep_pool(pool_id, Moment.after(-1), keys=["a"])
+    refuse_second("llm", ledger)
 
 
 # --- what a request changes -----------------------------------------------------------------------------------------
@@ -270,6 +299,37 @@ def test_requests_to_a_client_are_taken_once_and_do_not_outlive_it(folder: Fleet
     assert folder.take_requests() == {}
 
 
+def test_folder_without_a_fleet_goes_with_its_last_process_unless_it_has_jobs(folder: FleetFolder) -> None:
+    folder.write(kept_record(kept_node()))
+    folder.release()
+    assert folder.written_at()
+    asyncio.run(folder.hold())
+    folder.forget()
+    (folder.jobs / "run-7").mkdir(parents=True)
+    folder.release()
+    assert (folder.jobs / "run-7").exists()
+    asyncio.run(folder.hold())
+    (folder.jobs / "run-7").rmdir()
+    folder.release()
+
+    assert not folder.path.exists()
+    assert not folder.is_held()
+
+
+async def test_process_that_has_waited_for_a_folder_that_was_deleted_holds_another_one(folder: FleetFolder) -> None:
+    others = [FleetFolder("llm") for _ in range(3)]
+    waiting = [asyncio.ensure_future(other.hold()) for other in others]
+    await asyncio.sleep(0.1)
+    folder.release()
+    done, _ = await asyncio.wait(waiting)
+    (holder,) = [other for other, task in zip(others, waiting, strict=True) if task in done and not task.exception()]
+
+    assert holder.is_held()
+    holder.write(kept_record(kept_node()))
+    assert FleetFolder("llm").read() is not None
+    holder.release()
+
+
 def test_holder_that_does_not_answer_and_may_be_another_process_is_not_killed(
     folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +442,17 @@ def test_keeper_ends_a_fleet_that_is_over_at_once(folder: FleetFolder, nodes: tu
     asyncio.run(keeper(folder).run())
 
     assert folder.read() is None
+
+
+@pytest.mark.parametrize(("left_s", "stays"), [(-60.0, True), (-1300.0, False)])
+def test_keeper_leaves_machines_whose_restart_was_not_finished_for_as_long_as_they_are_kept(
+    folder: FleetFolder, left_s: float, stays: bool
+) -> None:
+    folder.write(kept_record(kept_node(pid=2**22 + 1), left=Moment.after(left_s), restarting=True))
+    folder.release()
+    asyncio.run(keeper(folder)._look())
+
+    assert bool(folder.written_at()) is stays
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the check reads /proc")

@@ -70,7 +70,7 @@ def test_a_bad_value_is_refused_naming_parameter_and_what_is_allowed(subtests: p
         *(("nodes", value, "a whole number ≥ 1") for value in NOT_COUNTS),
         *(("concurrency", value, "a whole number ≥ 1") for value in NOT_COUNTS),
         *(("cpu", value, "a whole number ≥ 1") for value in NOT_COUNTS if value is not None),
-        *(("timeout", value, "a number > 0") for value in NOT_TIMES),
+        *(("timeout", value, "a length of time" if value == "60" else "a number > 0") for value in NOT_TIMES),
         *(("memory", value, "a size such as") for value in ["", "lots", "32", "0GB", "-1GB", "32PB", 32, "٣GB"]),
         *(("machine", value, "non-empty text") for value in ["", " ", 3]),
         *(("spot", value, '"always", "if-available", "never"') for value in ["sometimes", 2, None]),
@@ -186,14 +186,20 @@ def test_a_request_is_a_value_that_hides_secrets():
 
 @pytest.mark.parametrize("parameter", ["lease", "away"])
 @pytest.mark.parametrize("value", [0, -1, "120", True, float("inf"), None])
-def test_times_a_node_lives_on_are_positive_seconds(parameter: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"{parameter} must be a number > 0"):
+def test_times_a_node_lives_on_are_positive(parameter: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{parameter} must be a (number > 0|length of time such as)"):
         parse_request(**{parameter: value})
 
 
 def test_times_a_node_lives_on_have_the_documented_defaults() -> None:
     assert (parse_request().lease_s, parse_request().away_s) == (120.0, 1800.0)
     assert (parse_request(lease=5).lease_s, parse_request(away=0.5).away_s) == (5.0, 0.5)
+
+
+def test_every_time_of_a_pool_may_be_said_with_its_unit() -> None:
+    request = parse_request(lease="5m", away="1h 30m", timeout="2d")
+
+    assert (request.lease_s, request.away_s, request.timeout_s) == (300.0, 5400.0, 172_800.0)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from benchmarks.elastic_day import Burst, Machine, simulate_day
 
-from skyward.errors import CapacityError, PoolStateError
+from skyward.errors import BudgetError, CapacityError, PoolStateError
 from skyward.events import Notice
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
@@ -36,7 +36,7 @@ def in_simulated_time() -> Iterator[None]:
 class Day:
     """An open pool, and how long its calls waited until they began."""
 
-    def __init__(self, ledger: Ledger, size: NodeRange) -> None:
+    def __init__(self, ledger: Ledger, size: NodeRange, *, max_cost: float | None = None) -> None:
         self.waits_s: list[float] = []
         self._submitted_s: list[float] = []
         self.pool = SimulatedPool(
@@ -50,6 +50,7 @@ class Day:
             on_order=lambda order: None,
             on_begin=lambda ticket, worker: self.waits_s.append(now() - self._submitted_s[ticket.number]),
             offers=[OFFER],
+            max_cost=max_cost,
         )
         self.pool.provider.fate = Fate(pending_s=MACHINE.boot_s, ending_s=MACHINE.ending_s)
 
@@ -82,9 +83,9 @@ Story = Callable[[Day], Coroutine[Any, Any, None]]
 def live(tmp_path: Path) -> Callable[..., None]:
     """Open a pool, have a story happen, and see that nothing is left of it."""
 
-    def run(story: Story, size: NodeRange = ZERO_TO_FOUR) -> None:
+    def run(story: Story, size: NodeRange = ZERO_TO_FOUR, *, max_cost: float | None = None) -> None:
         async def life() -> None:
-            day = Day(Ledger(tmp_path / "ledger.db"), size)
+            day = Day(Ledger(tmp_path / "ledger.db"), size, max_cost=max_cost)
             try:
                 await day.pool.open()
                 await story(day)
@@ -222,6 +223,23 @@ def test_calls_that_get_no_first_node_fail_with_the_reason_and_later_ones_try_ag
         assert [ticket.future.result(0) for ticket in day.pool.tickets[3:]] == [3, 4, 5]
 
     live(story)
+
+
+def test_call_whose_first_node_cannot_be_paid_says_that_the_budget_is_the_reason(live: Callable[..., None]) -> None:
+    async def story(day: Day) -> None:
+        day.submit(1, 5.0)
+        await wait(1000)
+        assert day.nodes == 0
+        day.submit(1, 5.0)
+        await wait(60)
+        first, second = (ticket.future for ticket in day.pool.tickets)
+        assert first.result(0) == 0
+        error = second.exception(0)
+        assert isinstance(error, BudgetError)
+        assert "nowhere left to run: node 0 could not be added: max_cost=$0.12 leaves" in str(error)
+        assert (error.max_cost, 0 < error.cost < 0.12) == (0.12, True)
+
+    live(story, max_cost=0.12)
 
 
 def test_a_node_that_cannot_be_added_is_tried_again_after_ever_longer_pauses(live: Callable[..., None]) -> None:

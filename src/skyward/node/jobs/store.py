@@ -31,6 +31,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
+from skyward.base.platform import sync_folder
 from skyward.events import LogLine
 from skyward.events.log_files import KeptReader
 from skyward.shipping.job_file import DamagedJobFileError, JobEnd, JobOutcome, outcome_parts, read_end, read_head
@@ -360,11 +361,12 @@ class JobStore:
 
     def _end(self, claim: Claim, content: Iterable[Content]) -> bool:
         folder = self._path(claim.job, claim.index)
-        part = _write_part(folder, content)
+        part = _write_part(folder, content, on_disk=True)
         try:
             return _link(part, folder / f"end-{claim.attempt}")
         finally:
             part.unlink()
+            sync_folder(folder)
 
     def _end_cancelled(self, claim: Claim) -> None:
         runs = claim.attempt - (claim.worker == _NO_WORKER)
@@ -461,12 +463,15 @@ def _claim(call: CallFolder, worker: int, incarnation: str) -> Claim | None:
     return claim
 
 
-def _write_part(folder: Path, content: Iterable[Content]) -> Path:
-    """Write a file of another name, which only a whole one gives up for its own."""
+def _write_part(folder: Path, content: Iterable[Content], *, on_disk: bool = False) -> Path:
+    """Write a file of another name, which only a whole one gives up for its own; ``on_disk`` when this returns."""
     part = folder / f"{_PART}{uuid.uuid4().hex}"
     try:
         with open(part, "xb", opener=partial(os.open, mode=0o600)) as file:
             file.writelines(content)
+            if on_disk:
+                file.flush()
+                os.fsync(file.fileno())
     except BaseException:  # a full disk
         part.unlink(missing_ok=True)
         raise
