@@ -33,6 +33,7 @@ ELSEWHERE = {
     "providers/aws_spot.py": "e2e/machines/test_aws_examples.py",
     "providers/aws_volume.py": "e2e/machines/test_aws_examples.py",
     "providers/digitalocean_droplets.py": "e2e/clouds/test_cloud_examples.py",
+    "providers/many_clouds.py": "e2e/clouds/test_many_clouds.py",
     "providers/runpod_pods.py": "e2e/clouds/test_runpod_example.py",
     "providers/vastai_bids.py": "e2e/clouds/test_cloud_examples.py",
     "providers/verda_gpus.py": "e2e/clouds/test_verda_example.py",

@@ -68,14 +68,21 @@ class Opening:
         assert {*plan.notes} <= {*self.notices}
         if not plan.nodes:  # its first node is bought for its first call
             return
-        assert [row for order in self.orders for row in _rows(*order)] == [
+        planned = [
             (each.nodes, each.attempt, each.machine, each.region, each.zone, each.spot, each.price_per_hour)
             for each in plan.offers
         ]
         first = [each for each in plan.offers if each.attempt == 1]
-        assert [(each.count, each.instance_type, each.at_most) for each in self.launches] == [
-            (each.nodes, each.machine, each.at_most) for each in first
-        ]
+        if plan.spread:  # each node is an order of its own, which the first provider serves
+            for _, offers in self.orders:
+                assert [row[1:] for row in _rows(1, offers)] == [row[1:] for row in planned[: len(offers)]]
+            assert {(each.count, each.instance_type) for each in self.launches} == {(1, first[0].machine)}
+            assert len(self.orders) == len(self.launches) == first[0].nodes
+        else:
+            assert [row for order in self.orders for row in _rows(*order)] == planned
+            assert [(each.count, each.instance_type, each.at_most) for each in self.launches] == [
+                (each.nodes, each.machine, each.at_most) for each in first
+            ]
         assert self.image is not None, "it did not come to its first node"
         assert plan.packages == ((*self.image.pip, *engine_pins()) if self.installs else ())
         assert plan.files == self.files

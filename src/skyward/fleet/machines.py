@@ -867,5 +867,6 @@ def _purchase(pool_id: str, provider: Provider, offer: Offer) -> Purchase:
 
 def _refused(error: CapacityError, batch: Batch, tried_s: float, *, own: bool) -> CapacityError:
     tries = f"for {tried_s:.0f} s, " if batch.retries else ""
-    advice = "" if own else f"; {batch.advice}"  # one's own hosts are no market, and their error names the next step
+    start = "\n" if "\n" in str(error) else "; "  # of several providers, each has a line
+    advice = "" if own else f"{start}{batch.advice}"  # one's own hosts are no market; their error names the next step
     return CapacityError(f"{tries}{error}{advice}")
