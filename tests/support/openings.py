@@ -24,11 +24,12 @@ from skyward.fleet.node import Node
 from skyward.fleet.node_setup import NodeSetup
 from skyward.providers.base import Instance, LaunchOrder, Offer, Provider
 from skyward.providers.registry import provider_type
+from skyward.providers.several import Several
 from skyward.request.image import ImageSettings
 from skyward.request.includes import included_files, pack_files
 from support.clouds.vendors import VENDORS
 
-__all__ = ["WITH_FRAMEWORKS", "Opening", "open_as_planned"]
+__all__ = ["WITH_FRAMEWORKS", "Opening", "OpeningEndedError", "open_as_planned", "watch_openings"]
 
 WITH_FRAMEWORKS = {name for name, test in gallery.ELSEWHERE.items() if test.startswith("ml/")}
 """Examples that need frameworks."""
@@ -45,6 +46,7 @@ class Opening:
 
     Attributes:
         plan: what was planned before it.
+        provider: the pool's provider.
         orders: what its provider was asked for: number of nodes, and offers.
         launches: what it published of that.
         notices: all other remarks that it published.
@@ -54,7 +56,9 @@ class Opening:
     """
 
     plan: Plan
+    provider: Provider
     orders: list[tuple[int, Sequence[Offer]]] = field(default_factory=list[tuple[int, Sequence[Offer]]])
+    tried: list[str] = field(default_factory=list[str])
     launches: list[InstanceLaunching] = field(default_factory=list[InstanceLaunching])
     notices: list[str] = field(default_factory=list[str])
     image: ImageSettings | None = None
@@ -68,21 +72,15 @@ class Opening:
         assert {*plan.notes} <= {*self.notices}
         if not plan.nodes:  # its first node is bought for its first call
             return
-        planned = [
-            (each.nodes, each.attempt, each.machine, each.region, each.zone, each.spot, each.price_per_hour)
+        apart = plan.nodes if plan.spread else 1  # each machine is bought for itself
+        assert [row for order in self.orders for row in _rows(*order)] == apart * [
+            (each.nodes // apart, each.attempt, each.machine, each.region, each.zone, each.spot, each.price_per_hour)
             for each in plan.offers
         ]
         first = [each for each in plan.offers if each.attempt == 1]
-        if plan.spread:  # each node is an order of its own, which the first provider serves
-            for _, offers in self.orders:
-                assert [row[1:] for row in _rows(1, offers)] == [row[1:] for row in planned[: len(offers)]]
-            assert {(each.count, each.instance_type) for each in self.launches} == {(1, first[0].machine)}
-            assert len(self.orders) == len(self.launches) == first[0].nodes
-        else:
-            assert [row for order in self.orders for row in _rows(*order)] == planned
-            assert [(each.count, each.instance_type, each.at_most) for each in self.launches] == [
-                (each.nodes, each.machine, each.at_most) for each in first
-            ]
+        assert [
+            (apart * each.count, each.instance_type, each.at_most and apart * each.at_most) for each in self.launches
+        ] == (apart * [(each.nodes, each.machine, each.at_most) for each in first])
         assert self.image is not None, "it did not come to its first node"
         assert plan.packages == ((*self.image.pip, *engine_pins()) if self.installs else ())
         assert plan.files == self.files
@@ -108,7 +106,7 @@ def open_as_planned(example: str, arguments: Sequence[str], patch: pytest.Monkey
     patch.chdir(folder)
     patch.syspath_prepend((gallery.EXAMPLES / example).parent)
     patch.setattr(sys, "argv", [example, *arguments])
-    openings = _watch_openings(patch)
+    openings = watch_openings(patch)
     with suppress(sky.SkywardError, ExceptionGroup):
         runpy.run_path(str(gallery.EXAMPLES / example), run_name="__main__")
     assert openings
@@ -116,15 +114,18 @@ def open_as_planned(example: str, arguments: Sequence[str], patch: pytest.Monkey
         opening.check()
 
 
-def _watch_openings(patch: pytest.MonkeyPatch) -> list[Opening]:
-    """Plan every pool that this process opens, and end its opening where its first node would be prepared."""
+def watch_openings(patch: pytest.MonkeyPatch) -> list[Opening]:
+    """Plan every pool that this process opens, and end its opening where its first node would be prepared.
+
+    It raises :class:`OpeningEndedError` then. Return the list to which openings are added; ``patch`` ends the watch.
+    """
     openings: list[Opening] = []
     by_pool: dict[str, Opening] = {}
     enter: Callable[..., Any] = sky.ComputePool.__enter__
     make_running: Callable[..., Any] = vars(sky.ComputePool)["_make_running"]
 
     def planned_enter(pool: sky.ComputePool) -> Any:
-        opening = Opening(pool.plan())
+        opening = Opening(pool.plan(), pool._provider)
         vars(pool)["opening"] = opening
         openings.append(opening)
         pool.on(InstanceLaunching, opening.launches.append)
@@ -145,8 +146,8 @@ def _watch_openings(patch: pytest.MonkeyPatch) -> list[Opening]:
     patch.setattr(sky.ComputePool, "__enter__", planned_enter)
     patch.setattr(sky.ComputePool, "_make_running", noted)
     patch.setattr(NodeSetup, "equip", equip)
-    for name in _WATCHED:
-        _watch_orders(patch, provider_type(name), by_pool)
+    for kind in (Several, *map(provider_type, _WATCHED)):
+        _watch_orders(patch, kind, by_pool)
     return openings
 
 
@@ -154,7 +155,11 @@ def _watch_orders(patch: pytest.MonkeyPatch, kind: type[Provider], by_pool: dict
     launch = kind.launch
 
     async def watched(provider: Any, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
-        by_pool[order.pool_id].orders.append((len(order.keys), offers))
+        opening = by_pool[order.pool_id]
+        if provider is opening.provider:
+            opening.orders.append((len(order.keys), offers))
+        if not isinstance(provider, Several):
+            opening.tried.append(provider.name)
         return await launch(provider, offers, order)
 
     patch.setattr(kind, "launch", watched)

@@ -364,4 +364,5 @@ def _names(offers: Iterator[PlannedOffer]) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    fill = textwrap.TextWrapper(_WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False).fill
+    return "\n".join(map(fill, text.splitlines()))

@@ -121,6 +121,25 @@ def client() -> subprocess.Popen[str]:
     return process
 
 
+def test_a_plan_has_the_nodes_that_would_be_taken_over() -> None:
+    with kept_pool() as pool:
+        busy = kept_pool().plan()
+        assert "this process has the kept fleet" in busy.problems[0]
+        assert pool.plan().problems == busy.problems
+
+    same, larger, changed = (kept_pool(**options).plan() for options in ({}, {"nodes": 3}, {"env": {"COLOUR": "red"}}))
+
+    assert [(plan.present, plan.nodes, len(plan.offers)) for plan in (same, larger, changed)] == [
+        (2, 0, 0),
+        (2, 1, 1),
+        (2, 0, 0),
+    ]
+    assert repr(same).startswith("Opening this pool would take over 2 nodes.")
+    assert changed.notes == ("the nodes of the kept fleet 'llm' are set up again, for: env",)
+    assert sky.attach(NAME).plan().present == 2
+    assert "other machines" in kept_pool(cpu=1).plan().problems[0]
+
+
 def test_next_pool_has_the_machines_with_fresh_workers_and_what_leaving_says_is_true() -> None:
     events: list[SkywardEvent] = []
     with kept_pool(on_event=events.append) as pool:
