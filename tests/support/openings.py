@@ -125,7 +125,7 @@ def watch_openings(patch: pytest.MonkeyPatch) -> list[Opening]:
     make_running: Callable[..., Any] = vars(sky.ComputePool)["_make_running"]
 
     def planned_enter(pool: sky.ComputePool) -> Any:
-        opening = Opening(pool.plan(), pool._provider)
+        opening = Opening(pool.plan(), vars(pool)["_provider"])
         vars(pool)["opening"] = opening
         openings.append(opening)
         pool.on(InstanceLaunching, opening.launches.append)
