@@ -47,7 +47,8 @@ class Opening:
     Attributes:
         plan: what was planned before it.
         provider: the pool's provider.
-        orders: what its provider was asked for: number of nodes, and offers.
+        orders: what that was asked for: number of nodes, and offers.
+        tried: names of the providers of which machines were requested, in order.
         launches: what it published of that.
         notices: all other remarks that it published.
         image: the image that its nodes were to get; None if it got none.
