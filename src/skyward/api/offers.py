@@ -29,8 +29,8 @@ __all__ = ["Offers", "PriceBasis", "PricedInstance", "offers"]
 
 LIMIT_S: Final = 2.0
 """Time for the answer of one provider, where all are asked."""
-_NAMED_S: Final = 10.0
-"""Time for the answer of each of those that the user names."""
+NAMED_S: Final = 30.0
+"""Time for the answer of each of those that the user names: the first listing of some takes many calls."""
 COLUMNS: Final[Sequence[str]] = ("provider", "type", "accelerators", "cores", "GiB", "spot", "$/h", "rests on")
 _NOW_S: Final = 10.0
 _CENTS: Final = 1.0
@@ -139,7 +139,7 @@ def offers(
         sky.select_instance(sky.offers(provider, accelerator="A100"), accelerator="A100", memory="128GB")
 
     Args:
-        provider: the only provider to ask, with its account, as a pool would; of a list each has ten seconds.
+        provider: the only provider to ask, with its account, as a pool would; of a list each has thirty seconds.
         accelerator: kind and minimum number on a machine, such as ``"A100"`` or ``"H100:4"``.
         cpu: minimum number of cores.
         memory: minimum main memory, such as ``"64GB"``.
@@ -157,7 +157,7 @@ def offers(
             asked = _ask_all(rented_sources(), request, LIMIT_S)
         case Several():
             members = zip(named.labels, named.providers, strict=True)
-            asked = _ask_all([_member_source(label, member) for label, member in members], request, _NAMED_S)
+            asked = _ask_all([_member_source(label, member) for label, member in members], request, NAMED_S)
         case _:
             asked = _ask_one(named, request)
     loop = acquire_loop()

@@ -11,6 +11,7 @@ import click
 from skyward.api.offers import (
     COLUMNS,
     LIMIT_S,
+    NAMED_S,
     PricedInstance,
     PriceSource,
     price_source,
@@ -23,8 +24,6 @@ from skyward.providers.registry import provider_parameters, provider_type
 from skyward.request.checks import positive_number
 from skyward.request.request import PoolRequest, parse_request
 
-_NAMED_S = 30.0
-"""Time for the answer of a provider that the user has named."""
 _FOLDED = ("provider", "type", "accelerators")
 _SIZE = ("cores", "GiB")
 
@@ -51,7 +50,7 @@ def offers(*, spot: bool, max_price: float | None, providers: Providers, **wishe
         survey_prices(
             [_source(providers, name) for name in providers.names or rented_providers()],
             request,
-            limit_s=_NAMED_S if providers.names else LIMIT_S,
+            limit_s=NAMED_S if providers.names else LIMIT_S,
             accepts=_accepts(region, spot=spot, max_price=max_price),
             with_zones=bool(providers.names),
         )
