@@ -29,6 +29,7 @@ from tenacity import AsyncRetrying, retry_if_exception, wait_fixed
 
 from skyward.base.waiting import CALL_LIMIT_S, SYSTEM_CLOCK, Clock, to_its_end
 from skyward.errors import AuthenticationError, ConfigurationError, RateLimitError, SkywardError, UnreachableError
+from skyward.providers._common.cached_answers import SharedAnswers
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusedCall, is_kind, is_unsent
 from skyward.providers.base import REFUSALS, InstanceState
 
@@ -45,6 +46,7 @@ _SILENCE_S: Final = 5.0
 """Seconds of failing calls after which a line says that they are repeated."""
 _NOT_CONNECTED: Final = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 _CONNECTIONS: Final = 16
+_PUBLIC_S: Final = 60.0
 _SUCCESS: Final = range(200, 300)
 _UNAUTHORIZED: Final = 401
 _SHORTEST_TOKEN: Final = 8
@@ -158,6 +160,7 @@ class RestClient:
     _blocked_until: dict[str, float] = field(default_factory=dict[str, float])
     _troubles: dict[str, str] = field(default_factory=dict[str, str])
     _reported: set[str] = field(default_factory=set[str])
+    _public: SharedAnswers[Any] = field(default_factory=lambda: SharedAnswers[Any](_PUBLIC_S))
     _pool: urllib3.PoolManager | None = None
 
     def __post_init__(self) -> None:
@@ -179,16 +182,20 @@ class RestClient:
     async def read_public(
         self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None
     ) -> Any:
-        """Return the answer to a call that needs no credentials, and sends none. It is made once.
+        """Return the answer to a call that sends no credentials. It is made once, for all who ask within a minute.
 
         Raises:
             UnreachableError: there is no answer, or it is no success.
         """
         request = _Request(method=method, path=path, query=query or {}, body=body, signed=False)
-        answer = await asyncio.to_thread(self._send, request, {})
-        if not answer.lost and answer.status in _SUCCESS:
-            return answer.body
-        raise UnreachableError(f"no public prices now: {answer.lost or f'status {answer.status}'}")
+
+        async def ask() -> Any:
+            answer = await asyncio.to_thread(self._send, request, {})
+            if not answer.lost and answer.status in _SUCCESS:
+                return answer.body
+            raise UnreachableError(f"no public prices now: {answer.lost or f'status {answer.status}'}")
+
+        return (await self._public.of(json.dumps([method, path, query, body], sort_keys=True), ask)).value
 
     async def optional(self, path: str) -> Any:
         """Return the answer to ``GET path``; None if there is no such thing."""

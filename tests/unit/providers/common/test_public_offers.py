@@ -66,6 +66,18 @@ def test_prices_without_credentials_are_those_with_an_account(
         assert "Authorization" not in cloud.service.calls[-1].headers
 
 
+def test_a_request_for_several_accelerators_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(vendor_named("runpod"), monkeypatch, tmp_path) as cloud:
+        provider = vendor_named("runpod").provider(cloud)
+        wishes = [parse_request(accelerator=each) for each in ("H100", "L4", "A100")]
+
+        async def ask() -> Sequence[Sequence[Offer]]:
+            return await asyncio.gather(*map(provider.public_offers, wishes))
+
+        assert all(asyncio.run(ask()))
+        assert cloud.service.count("POST /graphql") == 1
+
+
 @contextmanager
 def answering(status: int, body: bytes) -> Generator[tuple[str, list[str]]]:
     """Answer every call in that way; yield the URL and the lines of the requests."""
