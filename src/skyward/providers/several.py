@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Final, TypeAlias, cast
 
+from skyward.base.waiting import CALL_LIMIT_S
 from skyward.errors import (
     AuthenticationError,
     CapacityError,
@@ -167,6 +168,7 @@ class Several(Provider):
 async def _ask(label: str, provider: Provider, request: PoolRequest) -> Sequence[Offer] | SkywardError:
     """Return a provider's offers with its label, or why there are none."""
     limit_s = _OWN_ANSWER_S if provider.own_machines else _ANSWER_S
+    CALL_LIMIT_S.set(limit_s)  # for this task: no thread outlives the deadline
     asking = asyncio.ensure_future(provider.offers(request))
     try:
         done, _ = await asyncio.wait((asking,), timeout=limit_s)

@@ -104,8 +104,9 @@ async def test_a_create_call_without_an_answer_is_settled_at_its_provider(stage:
 
 async def test_a_machine_that_does_not_come_up_leads_to_another_provider(stage: Stage) -> None:
     stage.provider.fate = NEVER_RUNS
-    async with stage.kept(nodes=1):
-        assert [name for name, _ in stage.places()] == ["dear"]
+    async with stage.kept(nodes=1) as fleet:
+        assert [node.instance.offer.provider for node in fleet.nodes] == ["dear"]
+        await until(lambda: [name for name, _ in stage.places()] == ["dear"])
 
 
 async def test_a_replacement_comes_from_where_one_can_be_had(stage: Stage) -> None:

@@ -22,8 +22,8 @@ from support.elastic_fleet import FakeElasticFleet
 
 class TestParameters:
     def test_are_those_of_a_pool(self):
-        of_kept_pools = {"name", "keep", "takeover"}  # `name` is the cluster's: a kept pool is opened, and passed
-        assert set(PoolParams.__annotations__) | of_kept_pools == set(inspect.signature(ComputePool).parameters)
+        elsewhere = {"name", "keep", "takeover", "spread"}  # `name` is the cluster's: a kept pool is opened, and passed
+        assert set(PoolParams.__annotations__) | elsewhere == set(inspect.signature(ComputePool).parameters)
 
     @pytest.mark.parametrize(
         ("params", "says"),
@@ -44,8 +44,12 @@ class TestParameters:
     @pytest.mark.parametrize(
         ("unknown", "says"),
         [
-            ("node", r"no option 'node' \(did you mean nodes\?\); its options are .*, asynchronous, .*, volume$"),
+            (
+                "node",
+                r"no option 'node' \(did you mean nodes\?\); its options are .*, asynchronous, .*, wait_for_capacity$",
+            ),
             ("asynchronus", r"\(did you mean asynchronous\?\)"),
+            ("spread", "no option 'spread': Dask's workers have to reach each other"),
             ("n_workers", "no option 'n_workers': nodes= is the number of machines"),
             ("shutdown_on_close", "open a ComputePool yourself"),
         ],

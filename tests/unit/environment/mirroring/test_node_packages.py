@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import skyward as sky
-from skyward.api.node_packages import callers_names, with_environment
+from skyward.api.node_packages import callers_names, refuse_spread_gangs, with_environment
 from skyward.cli import main
+from skyward.distributed._gang import GANG_MARK
 from skyward.environment.image_mirror import lack_of, name_in
 from skyward.request.request import PoolRequest, parse_request
 
@@ -48,6 +49,23 @@ def checked(request: PoolRequest, *functions: Any, provider: Any = ELSEWHERE) ->
     complete = with_environment(request, provider, names=[names], report=lines.append)
     assert complete.image.pip == request.image.pip
     return lines
+
+
+@pytest.mark.parametrize(("request_", "is_refused"), [({}, True), ({"nodes": 1}, False), ({"spread": False}, False)])
+def test_a_function_of_all_workers_together_is_refused_where_nodes_may_be_apart(
+    request_: dict[str, Any], is_refused: bool
+) -> None:
+    def train() -> None:
+        pass
+
+    setattr(train, GANG_MARK, True)
+    request = parse_request(**{"nodes": 2, "spread": True, **request_})
+    names = [{"alone": of_nothing, "train": sky.compute(train)}]
+    if not is_refused:
+        refuse_spread_gangs(request, names)
+        return
+    with pytest.raises(sky.ConfigurationError, match=r"^train is decorated with skyward\.distributed: .* spread=True"):
+        refuse_spread_gangs(request, names)
 
 
 def test_an_image_with_which_no_function_could_run_is_refused_before_a_machine_is_requested() -> None:
