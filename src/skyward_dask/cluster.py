@@ -22,9 +22,11 @@ from distributed import Security, Status
 from distributed.core import rpc
 from tornado.ioloop import IOLoop
 
+from skyward.api.named_pools import make_named
 from skyward.api.node_template import start_template
 from skyward.base.exits import at_exit
 from skyward.errors import ConfigurationError, PoolStateError, UnreachableError
+from skyward.hidden_frames import from_callers_line
 from skyward.request.checks import option_names, refuse_unknown
 from skyward.request.request import parse_request
 from skyward.shipping.project_modules import loaded_by_the_user
@@ -87,7 +89,7 @@ class PoolParams(TypedDict, total=False):
     nodes: int | tuple[int, int]
     idle: str | float | None
     machine: str | None
-    accelerator: str | Accelerator | None
+    accelerator: str | Accelerator | Sequence[str | Accelerator] | None
     cpu: int | None
     memory: str | None
     volume: Sequence[Volume] | None
@@ -308,6 +310,17 @@ class SkywardCluster(Cluster):
                 return cluster
         known = ", ".join(sorted(cluster.label for cluster in running)) or "none"
         raise ConfigurationError(f"name must be the name of a running cluster of this process ({known}), got {name!r}")
+
+    @classmethod
+    @from_callers_line
+    def named(cls, name: str, /, **changes: Any) -> Self:
+        """Return a cluster with the pool of that name in the settings; see :meth:`skyward.ComputePool.named`.
+
+        Args:
+            name: the table's name.
+            **changes: parameters of the cluster and its pool; they count instead of the table's.
+        """
+        return make_named(cls, name, changes)
 
     # --- the connection to the scheduler
 

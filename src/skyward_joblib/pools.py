@@ -8,10 +8,11 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from joblib import parallel_config
 
+from skyward.hidden_frames import from_callers_line
 from skyward.request.checks import option_names, refuse_unknown
 from skyward.submission import TaskSubmitter
 
@@ -55,6 +56,14 @@ class JoblibPool:
 
     def __init__(self, *, joblib_version: str | None = None, **pool_params: Any) -> None:
         self._prepare(pool_params, _pinned("joblib", joblib_version))
+
+    @classmethod
+    @from_callers_line
+    def named(cls, name: str, /, **changes: Any) -> Self:
+        """Return the pool of that name in the settings; see :meth:`skyward.ComputePool.named`."""
+        from skyward.api.named_pools import make_named
+
+        return make_named(cls, name, changes)
 
     def _prepare(self, pool_params: dict[str, Any], asked: list[str]) -> None:
         from skyward.api.pool import ComputePool  # the client's side: nodes import this module too

@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from html import escape
 from typing import Final, cast
 
@@ -17,7 +18,7 @@ from skyward.base.loop import acquire_loop
 from skyward.base.waiting import CALL_LIMIT_S
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
 from skyward.ledger.sweep import attributed
-from skyward.providers.base import Offer, Provider, checked_provider
+from skyward.providers.base import Offer, Provider, checked_provider, matching_offers, offers_for_each
 from skyward.providers.list_prices import closest_sold, listed_offers, most_sold
 from skyward.providers.registry import provider_names, provider_type
 from skyward.providers.several import ProviderLike, Several, copied, own_copy, parse_provider
@@ -123,7 +124,7 @@ class Offers(tuple[PricedInstance, ...]):  # noqa: SLOT001 - a tuple's slots can
 def offers(
     provider: ProviderLike | None = None,
     *,
-    accelerator: str | Accelerator | None = None,
+    accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None,
     cpu: int | None = None,
     memory: str | None = None,
     machine: str | None = None,
@@ -140,7 +141,8 @@ def offers(
 
     Args:
         provider: the only provider to ask, with its account, as a pool would; of a list each has thirty seconds.
-        accelerator: kind and minimum number on a machine, such as ``"A100"`` or ``"H100:4"``.
+        accelerator: kind and minimum number on a machine, such as ``"A100"`` or ``"H100:4"``; or several, for all that
+            have one of them.
         cpu: minimum number of cores.
         memory: minimum main memory, such as ``"64GB"``.
         machine: the provider's name of the only type to return.
@@ -249,6 +251,8 @@ class PriceSurvey:
         if wanted is None:
             none = f"no provider has a machine with {request.machine or request.wish}"
             lines = [attributed(name, str(error)) for name, error in self.errors.items()]
+        elif request.accelerators[1:]:
+            none = f"no provider has one of {len(request.accelerators)} accelerators now"
         elif most := most_sold(wanted):
             too_many = f": the most on a machine is {most}" if most < wanted.count else ""
             none = f"no provider has {wanted} now{too_many}"
@@ -380,7 +384,7 @@ async def _current_prices(source: PriceSource, request: PoolRequest, *, with_zon
                 return _Prices(offers=matching, basis=PriceBasis.LIVE, zones=await provider.zones(names))
             except AuthenticationError as error:
                 refused = error
-        matching = await _of_each_wish(provider.public_offers, request) if public else []
+        matching = await _of_each_wish(partial(_public_offers, provider), request) if public else []
         if refused is not None and not matching:
             raise refused
         return _Prices(offers=matching, basis=PriceBasis.PUBLIC, remark=refused) if matching else None
@@ -390,9 +394,13 @@ async def _current_prices(source: PriceSource, request: PoolRequest, *, with_zon
 
 def _from_list(name: str) -> Callable[[PoolRequest], Awaitable[Sequence[Offer]]]:
     async def ask(request: PoolRequest) -> Sequence[Offer]:
-        return listed_offers(name, request)
+        return list(dict.fromkeys(offer for one in request.alternatives for offer in listed_offers(name, one)))
 
     return ask
+
+
+async def _public_offers(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
+    return await offers_for_each(provider.wishes(request), provider.public_offers)
 
 
 async def _of_each_wish(ask: Callable[[PoolRequest], Awaitable[Sequence[Offer]]], request: PoolRequest) -> list[Offer]:
@@ -415,12 +423,12 @@ def _wishes(request: PoolRequest) -> Sequence[PoolRequest]:
     """
     if request.machine is not None or request.wish != InstanceWish():
         return (request,)
-    return (request, replace(request, accelerator=any_accelerator()))
+    return (request, replace(request, accelerators=(any_accelerator(),)))
 
 
 async def find_offers(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
     """Return a provider's offers; where nothing is requested, of machines without accelerators and with any."""
-    return await _of_each_wish(provider.offers, request)
+    return await _of_each_wish(partial(matching_offers, provider), request)
 
 
 def priced_instances(

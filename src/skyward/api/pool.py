@@ -24,6 +24,7 @@ from skyward.api.calls import PendingBatch, PendingCompute, PendingResults, Pend
 from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.live_views import PoolOutput, serve_snapshots
 from skyward.api.misuse import by_name_only, refuses_operands
+from skyward.api.named_pools import make_named
 from skyward.api.node_packages import callers_names, refuse_spread_gangs, with_environment
 from skyward.api.node_template import start_template
 from skyward.api.telemetry import open_telemetry
@@ -42,7 +43,7 @@ from skyward.events import Callback, E, Notice, SkywardEvent, current_callbacks,
 from skyward.events.bus import EventBus
 from skyward.events.log_files import KeptLines
 from skyward.events.snapshot import PoolSnapshot
-from skyward.hidden_frames import hide_frames, is_explained, without_frames
+from skyward.hidden_frames import from_callers_line, hide_frames, is_explained, without_frames
 from skyward.ledger.ownership import PoolFolder
 from skyward.providers.several import ProviderLike, parse_provider, recorded_provider
 from skyward.request.accelerators import Accelerator
@@ -98,7 +99,8 @@ class ComputePool(CallsByFunction):
         idle: time after which a machine of an elastic pool that has no work is given back, such as ``"10m"``, or in
             seconds; five minutes by default.
         machine: the provider's name of an instance type; by default the cheapest that satisfies the request.
-        accelerator: accelerator of each machine, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``.
+        accelerator: accelerator of each machine, such as ``"A100"`` or ``Accelerator.NVIDIA.H100(count=8)``; or several
+            of which any will do, such as ``["H100", "A100:2"]`` or ``Accelerator.any(memory=">=40GB")``.
         cpu: minimum number of cores for each worker.
         memory: minimum main memory for each worker, such as ``"32GB"``.
         volume: storage to mount on every node.
@@ -148,7 +150,7 @@ class ComputePool(CallsByFunction):
         nodes: int | tuple[int, int] = 1,
         idle: str | float | None = None,
         machine: str | None = None,
-        accelerator: str | Accelerator | None = None,
+        accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None,
         cpu: int | None = None,
         memory: str | None = None,
         volume: Sequence[Volume] | None = None,
@@ -199,6 +201,23 @@ class ComputePool(CallsByFunction):
             keep=keep,
         )
         self._show(display, on_event)
+
+    @classmethod
+    @from_callers_line
+    def named(cls, name: str, /, **changes: Any) -> Self:
+        """Return the pool of that name in the settings: ``with sky.ComputePool.named("big", nodes=8) as pool:``.
+
+        They are a table ``[pools.big]`` of a ``skyward.toml`` or ``[tool.skyward.pools.big]`` of a ``pyproject.toml``,
+        in the current folder or the first above it that has such a file, else in the user's own ``skyward.toml``.
+
+        Args:
+            name: the table's name.
+            **changes: parameters of the pool that count instead of the table's.
+
+        Raises:
+            ConfigurationError: there is no such table, or a value in it is wrong; the message has file and line.
+        """
+        return make_named(cls, name, changes)
 
     @classmethod
     def of_kept(cls, name: str, *, display: str, on_event: Callback | None, takeover: bool) -> Self:

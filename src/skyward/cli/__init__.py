@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from skyward.cli._config import config
 from skyward.cli._jobs import cancel, list_jobs, result, run
 from skyward.cli._logs import logs
 from skyward.cli._machines import down, keep_longer, ls, sweep, top
@@ -27,7 +28,7 @@ def main() -> None:
 
 
 for command in (
-    *(cancel, clean, doctor, down, env, keep_longer, list_jobs, logs, ls, offers, plan, result, run, sweep),
+    *(cancel, clean, config, doctor, down, env, keep_longer, list_jobs, logs, ls, offers, plan, result, run, sweep),
     top,
 ):
     main.add_command(command)

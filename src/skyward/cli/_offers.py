@@ -29,7 +29,9 @@ _SIZE = ("cores", "GiB")
 
 
 @click.command()
-@click.option("--accelerator", metavar="NAME[:COUNT]", help="Accelerator and count: H100, A100-40GB:8.")
+@click.option(
+    "--accelerator", metavar="NAME[:COUNT]", multiple=True, help="As in H100, A100-40GB:8; several for any of them."
+)
 @click.option("--cpu", type=int, help="Minimum number of cores.")
 @click.option("--memory", metavar="SIZE", help="Minimum main memory, such as 64GB.")
 @click.option("--machine", help="The provider's name of a machine type.")
@@ -37,14 +39,16 @@ _SIZE = ("cores", "GiB")
 @click.option("--max-price", metavar="USD", type=float, help="Only machines that cost at most this much an hour.")
 @provider_options("Query only this provider, and wait for it")
 @answers
-def offers(*, spot: bool, max_price: float | None, providers: Providers, **wishes: Any) -> Answer:
+def offers(
+    *, accelerator: Sequence[str], spot: bool, max_price: float | None, providers: Providers, **wishes: Any
+) -> Answer:
     """List the machine types that satisfy a request, cheapest first, with prices in USD an hour; no account is needed.
 
     Without any request, list the cheapest with accelerators and without. A row rests on what the provider offers your
     account now (live), on prices that the vendor shows to anyone (public), or on a list that is shipped with Skyward
     (list, with its age).
     """
-    request = parse_request(**wishes, spot="always" if spot else "if-available")
+    request = parse_request(accelerator=accelerator or None, **wishes, spot="always" if spot else "if-available")
     region = providers.parameters.get("region", "")
     survey = asyncio.run(
         survey_prices(

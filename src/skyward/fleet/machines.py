@@ -54,7 +54,7 @@ from skyward.market.choose import (
 from skyward.market.consent import Consent, Forecast
 from skyward.market.cost import Usage
 from skyward.market.interruptions import Interruptions, SpotLife
-from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider
+from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider, matching_offers
 from skyward.providers.registry import provider_settings
 from skyward.providers.several import Several, labelled
 from skyward.request.request import PoolRequest
@@ -301,7 +301,7 @@ class Machines:
 
     async def _offers(self) -> Sequence[Offer]:
         """Return the offers; those providers of a list that do not answer are named."""
-        offers = await self.provider.offers(self.request)
+        offers = await matching_offers(self.provider, self.request)
         if isinstance(self.provider, Several):
             self.notice(self.provider.silence)
         return offers
@@ -832,7 +832,7 @@ def _end_of(machine: Node) -> float | None:
 def _launching(
     provider: Provider, request: PoolRequest, offer: Offer, count: int, forecast: Forecast
 ) -> InstanceLaunching:
-    at_most = forecast.most(offer, count)
+    at_most, accelerator = forecast.most(offer, count), request.accelerator_of(offer.spec)
     return InstanceLaunching(
         count,
         offer.spec.name,
@@ -845,7 +845,7 @@ def _launching(
         memory_gib_per_worker=request.memory_gib,
         accelerator=offer.spec.accelerator or "",
         accelerators=offer.spec.accelerator_count,
-        accelerators_asked=request.accelerator.count if request.accelerator else 0,
+        accelerators_asked=accelerator.count if accelerator else 0,
         at_most=None if math.isinf(at_most) else at_most,
     )
 

@@ -249,7 +249,8 @@ class NodeSetup:
         self._publish(BootstrapCompleted(node.instance.id))
 
     def _config(self, node: Node, size: int, *, head: bool, timeout_s: float) -> NodeConfig:
-        request, accelerator, spec = self._request, self._request.accelerator, node.instance.offer.spec
+        request, spec = self._request, node.instance.offer.spec
+        accelerator = request.accelerator_of(spec)
         rented = not self._is_own(node)
         shared = node.access.on_this_machine
         return NodeConfig(

@@ -224,7 +224,7 @@ def parts_for_machines(request: PoolRequest, provider: Provider) -> dict[str, st
         "provider": kind,
         **of_provider,
         "machine": repr(request.machine),
-        "accelerator": repr(request.accelerator),
+        "accelerator": " or ".join(map(repr, request.accelerators)) or "None",
         "cpu": repr(request.cpu),
         "memory": repr(request.memory_gib),
         "spot": repr(request.spot),

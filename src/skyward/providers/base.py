@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
@@ -16,6 +17,7 @@ from skyward.errors import (
     ConfigurationError,
     QuotaError,
     RateLimitError,
+    SkywardError,
     UnreachableError,
 )
 from skyward.machine.access import Access
@@ -272,6 +274,10 @@ class Provider(ABC):
         """
         return self.own_machines
 
+    def wishes(self, request: PoolRequest) -> Sequence[PoolRequest]:
+        """Return the requests to make of :meth:`offers` for one with several accelerators: by default one for each."""
+        return request.alternatives
+
     @abstractmethod
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """Return the offers that satisfy the request, unranked. Creates nothing. Idempotent."""
@@ -358,6 +364,44 @@ class Provider(ABC):
     def trouble(self) -> str:
         """Errors of the calls that are being repeated at present, since the vendor's API fails; empty for none."""
         return ""
+
+
+async def matching_offers(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
+    """Return a provider's offers for a request, unranked; of several accelerators, for each that it has.
+
+    Raises the provider's errors; if it refuses every accelerator, one error with all the reasons.
+    """
+    return await offers_for_each(provider.wishes(request), provider.offers)
+
+
+async def offers_for_each(
+    wishes: Sequence[PoolRequest], ask: Callable[[PoolRequest], Awaitable[Sequence[Offer]]]
+) -> Sequence[Offer]:
+    """Return the offers for each of the wishes that is not refused, each once; see :func:`matching_offers`."""
+    if len(wishes) == 1:
+        return await ask(wishes[0])
+    answers = await asyncio.gather(*map(ask, wishes), return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    for error in errors:
+        if not isinstance(error, SkywardError):
+            raise error
+    if len(errors) == len(answers):
+        raise _none_offered(wishes, errors)
+    return list(dict.fromkeys(offer for answer in answers if not isinstance(answer, BaseException) for offer in answer))
+
+
+_LISTED: Final = 5
+
+
+def _none_offered(wishes: Sequence[PoolRequest], errors: Sequence[BaseException]) -> BaseException:
+    """Return the error of a provider that refuses every accelerator; a request that may succeed later is no mistake."""
+    if len(set(map(str, errors))) == 1:
+        return errors[0]
+    kinds = (AuthenticationError, RateLimitError, UnreachableError, CapacityError, QuotaError)
+    kind = next((each for each in kinds if any(isinstance(error, each) for error in errors)), ConfigurationError)
+    lines = [f"{wish.accelerator}: {error}" for wish, error in zip(wishes, errors, strict=True)]
+    more = [f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
+    return kind("\n  ".join([f"none of {len(lines)} accelerators can be had:", *lines[:_LISTED], *more]))
 
 
 def check_settings(settings: object, **checks: Callable[[str, object], object]) -> None:

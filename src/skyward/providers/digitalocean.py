@@ -243,7 +243,7 @@ REFUSED: Final = RefusalTable(
 
 async def read_sizes(rest: RestClient) -> Sequence[DropletSize]:
     """Return the sizes that can be ordered, at their present prices."""
-    return parse_sizes(await rest.pages("/v2/sizes", "sizes", {"per_page": "200"}))
+    return parse_sizes(await rest.share("sizes", lambda: rest.pages("/v2/sizes", "sizes", {"per_page": "200"})))
 
 
 def find_token() -> str:

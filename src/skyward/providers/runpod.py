@@ -529,7 +529,7 @@ class RunPod(RentedContainers[PodAccount]):
             CapacityError: no such pod is available now; names where it is.
             AuthenticationError: there is no key, or RunPod refuses it.
         """
-        places = await self._places()
+        places = await self.api.rest.share("places", self._places)
         return make_offers(await self._stock(request), request, data_centers=places)
 
     async def public_offers(self, request: PoolRequest) -> Sequence[Offer]:
@@ -610,7 +610,8 @@ class RunPod(RentedContainers[PodAccount]):
 
     async def _gpus(self, count: int) -> Sequence[Mapping[str, Any]]:
         query = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": self.cloud.upper()}
-        return await self.api.list_items("/v2/catalog/gpus", "gpus", query)
+        rest, path = self.api.rest, "/v2/catalog/gpus"
+        return await rest.share(f"{path} {count}", lambda: self.api.list_items(path, "gpus", query))
 
     async def _places(self) -> Sequence[str] | None:
         """Return the data centers in question; None for any.

@@ -20,7 +20,15 @@ from skyward.errors import (
     SkywardError,
     UnreachableError,
 )
-from skyward.providers.base import Instance, InstanceState, LaunchOrder, Offer, Provider, checked_provider
+from skyward.providers.base import (
+    Instance,
+    InstanceState,
+    LaunchOrder,
+    Offer,
+    Provider,
+    checked_provider,
+    matching_offers,
+)
 from skyward.providers.registry import make_provider, provider_settings
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
@@ -82,6 +90,10 @@ class Several(Provider):
             return ""
         reasons = "; ".join(f"{label}: {error}" for label, error in self._silent.items())
         return f"no offers from {len(self._silent)} of {len(self.labels)} providers: {reasons}"
+
+    def wishes(self, request: PoolRequest) -> Sequence[PoolRequest]:
+        """Return the request, which each provider is asked in its own way."""
+        return (request,)
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """Return the offers of all that answer in time, in the providers' order.
@@ -169,7 +181,7 @@ async def _ask(label: str, provider: Provider, request: PoolRequest) -> Sequence
     """Return a provider's offers with its label, or why there are none."""
     limit_s = _OWN_ANSWER_S if provider.own_machines else _ANSWER_S
     CALL_LIMIT_S.set(limit_s)  # for this task: no thread outlives the deadline
-    asking = asyncio.ensure_future(provider.offers(request))
+    asking = asyncio.ensure_future(matching_offers(provider, request))
     try:
         done, _ = await asyncio.wait((asking,), timeout=limit_s)
         if not done:

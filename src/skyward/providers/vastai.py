@@ -158,12 +158,15 @@ def _gpu_filters(request: PoolRequest) -> Mapping[str, Any]:
             raise refusal("machine", f"{CPU_ONLY!r}, or a number and a GPU such as '2x RTX 4090'", request.machine)
         if named[2] is not None:
             return {"num_gpus": {"eq": int(named[1])}, "gpu_name": {"in": [named[2], named[2].replace(" ", "_")]}}
-    if request.machine is not None or (wanted := request.accelerator) is None:
+    if request.machine is not None or not request.accelerators:
         return {"num_gpus": {"eq": 0}}
-    each_mb = wanted.memory_gib * 1024
-    return {"num_gpus": {"gte": wanted.count}, "gpu_ram": {"gte": each_mb * _BELOW, "lte": each_mb * _ABOVE or 1e9}}
+    each_mb = [wanted.memory_gib * 1024 for wanted in request.accelerators]
+    memory = {"gte": min(each_mb) * _BELOW, "lte": max(each_mb) * _ABOVE or 1e9}
+    return {"num_gpus": {"gte": min(wanted.count for wanted in request.accelerators)}, "gpu_ram": memory}
 
 
+_SEARCHES: Final = 3
+"""Most searches for one pool, each for accelerators of one size: an account has ten a minute."""
 _KEPT_S: Final = 60.0
 """Longest age of asks. Searches have a quota by the minute and another by the day."""
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
@@ -255,20 +258,28 @@ class AskMarket:
             CapacityError: no ask does.
         """
         found = await self._asks(request)
-        fitting = [each for each in self._left(found) if _fits(each, request)]
+        wishes = [one.wish for one in request.alternatives]
+        left = self._left(found)
+        fitting = [each for each in left if request.machine is not None or any(_fits(each, wish) for wish in wishes)]
         if not fitting:
             refuse_unlikely(request.machine, "VastAI")
-            _refuse_unknown_vendor(request.accelerator)
+            if not wishes[1:]:
+                _refuse_unknown_vendor(request.accelerator)
+            wanted = f"one of {len(wishes)} accelerators" if wishes[1:] else request.machine or request.wish
             free = ", free traffic because of max_cost" if self._terms.pays_no_traffic(request) else ""
             raise CapacityError(
-                f"VastAI has no machine with {request.machine or request.wish} now ({self._terms}{free}). Try again "
+                f"VastAI has no machine with {wanted} now ({self._terms}{free}). Try again "
                 "later, or relax regions, min_reliability, min_inet_mbps, verified, disk_gb, billed_traffic of VastAI"
             )
-        fewest = min(each.spec.accelerator_count for each in fitting)
+        fewest: dict[Accelerator | None, int] = {}
+        for each in fitting:
+            wanted = request.accelerator_of(each.spec)
+            fewest[wanted] = min(each.spec.accelerator_count, fewest.get(wanted, each.spec.accelerator_count))
         groups: dict[tuple[str, str, bool], list[Ask]] = defaultdict(list)
         for each in fitting:
+            is_smallest = each.spec.accelerator_count == fewest[request.accelerator_of(each.spec)]
             for spot in (True, False):
-                if each.spec.accelerator_count == fewest and each.charged(spot=spot) < math.inf:
+                if is_smallest and each.charged(spot=spot) < math.inf:
                     groups[each.spec.name, each.region, spot].append(each)
         offers = [_offer(same, request, spot=spot, age_s=self._now() - found.at) for (*_, spot), same in groups.items()]
         return cheapest_offers(offers, request, vendor="VastAI")
@@ -387,9 +398,9 @@ def _offer(asks: Sequence[Ask], request: PoolRequest, *, spot: bool, age_s: floa
     )
 
 
-def _fits(ask: Ask, request: PoolRequest) -> bool:
-    wish = _LEAST if request.accelerator is None else InstanceWish()
-    return request.machine is not None or not (request.wish.shortfall(ask.spec) or wish.shortfall(ask.spec))
+def _fits(ask: Ask, wish: InstanceWish) -> bool:
+    least = _LEAST if wish.accelerator is None else InstanceWish()
+    return not (wish.shortfall(ask.spec) or least.shortfall(ask.spec))
 
 
 def _parse(ask: _AskPayload, bid_factor: float) -> Ask:
@@ -742,6 +753,11 @@ class VastAI(AskTerms, RentedContainers[VastAccount]):
     def name(self) -> str:
         """``"vastai"``."""
         return "vastai"
+
+    def wishes(self, request: PoolRequest) -> Sequence[PoolRequest]:
+        """Return one request for many accelerators, since searches are few: it may miss the dearest asks."""
+        sizes = {wanted.memory_gib for wanted in request.accelerators}
+        return request.alternatives if len(sizes) <= _SEARCHES else (request,)
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """Return classes of asks: a number of GPUs in a country on one market, at the price of the dearest one taken.

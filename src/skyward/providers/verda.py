@@ -506,8 +506,9 @@ class Verda(RentedMachines[VerdaAccount]):
             CapacityError: no such machine is available now; names where it is.
             AuthenticationError: there are no credentials, or Verda refuses them.
         """
-        types = parse_types(await self.api.rest.read(*CATALOGUE))
-        return make_offers(types, await self._stock(), request, region=self.region)
+        rest = self.api.rest
+        types = parse_types(await rest.share("types", lambda: rest.read(*CATALOGUE)))
+        return make_offers(types, await rest.share("stock", self._stock), request, region=self.region)
 
     async def public_offers(self, request: PoolRequest) -> Sequence[Offer]:
         """Return the machine types that satisfy a request, in stock or not: Verda shows their prices to anyone."""

@@ -391,6 +391,27 @@ class Accelerator:
         for attribute, value in values.items():
             object.__setattr__(self, attribute, value)
 
+    @staticmethod
+    def any(*, memory: str | None = None, vendor: str | None = None, count: int = 1) -> tuple[Accelerator, ...]:
+        """Return every accelerator of the catalogue that will do, for ``accelerator=``: the cheapest offer wins.
+
+        Args:
+            memory: least memory of each, such as ``">=40GB"``; None is any.
+            vendor: the only maker, such as ``"nvidia"`` or ``"amd"``; None is any.
+            count: number on each node.
+
+        Raises:
+            ConfigurationError: a value is wrong, or none of the catalogue has that much memory.
+        """
+        made_by = None if vendor is None else _vendor_named(vendor)
+        least = 0.0 if memory is None else _least_gib(memory)
+        same = [model for model in models() if made_by in (None, model.vendor)]
+        found = [(model.name, gib) for model in same for gib in model.memory_gib if gib >= least]
+        if not found:
+            gib, name = max((max(model.memory_gib), model.name) for model in same)
+            raise ConfigurationError(f"memory={memory!r}: the most that one has is {gib:g} GB ({name})")
+        return tuple(Accelerator(name=name, memory=f"{gib:g}GB", count=count) for name, gib in found)
+
     @property
     def partitions(self) -> int:
         """MIG partitions of a node, on all its accelerators together; 1 without MIG."""
@@ -419,7 +440,27 @@ def any_accelerator() -> Accelerator:
 
 
 AcceleratorLike: TypeAlias = Accelerator | str
-"""Values that ``accelerator=`` takes; the members of :class:`NVIDIA` are strings."""
+"""One accelerator; the members of :class:`NVIDIA` are strings."""
+
+Accelerators: TypeAlias = AcceleratorLike | Sequence[AcceleratorLike]
+"""Values that ``accelerator=`` takes: one, or several of which any will do."""
+
+
+def parse_accelerators(value: Accelerators) -> tuple[Accelerator, ...]:
+    """Return the accelerators that ``value`` names, without those named twice.
+
+    Raises:
+        ConfigurationError: it is empty, one of them is wrong, or they differ in MIG partitions and so in workers.
+    """
+    if isinstance(value, Accelerator | str) or not isinstance(value, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return (parse_accelerator(value),)
+    found = tuple(dict.fromkeys(map(parse_accelerator, value)))
+    if not found:
+        raise refusal("accelerator", f"{_ALLOWED}, or a list of at least one", value)
+    if len({one.partitions for one in found}) > 1:
+        counts = ", ".join(f"{one} has {one.partitions}" for one in found)
+        raise ConfigurationError(f"accelerator: each must have as many MIG partitions as the others, but {counts}")
+    return found
 
 
 def parse_accelerator(value: AcceleratorLike) -> Accelerator:
@@ -471,6 +512,21 @@ def _resolve(name: str, memory: str | None, form_factor: str | None) -> Variant:
         )
     model = Model(vendor=Vendor.UNKNOWN, name=name, memory_gib=(memory_gib,), source="the user")
     return Variant(model=model, memory_gib=memory_gib, form_factor=form_factor)
+
+
+def _least_gib(memory: object) -> float:
+    try:
+        return gibibytes("memory", memory.removeprefix(">=") if isinstance(memory, str) else memory)
+    except ConfigurationError:
+        raise refusal("memory", 'a least size such as ">=40GB"', memory) from None
+
+
+def _vendor_named(name: str) -> Vendor:
+    known = {fold_name(vendor.value): vendor for vendor in Vendor if vendor is not Vendor.UNKNOWN}
+    vendor = known.get(fold_name(text("vendor", name)))
+    if vendor is None:
+        raise refusal("vendor", " or ".join(f'"{each.value}"' for each in known.values()), name)
+    return vendor
 
 
 def _closest(name: str) -> str:

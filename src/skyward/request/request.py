@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from skyward.errors import ConfigurationError
-from skyward.request.accelerators import Accelerator, AcceleratorLike, parse_accelerator
+from skyward.request.accelerators import Accelerator, Accelerators, parse_accelerators
 from skyward.request.checks import duration, flag, gibibytes, positive_number, refusal, text, texts, whole_number
 from skyward.request.front_ends import COUNTERPARTS
 from skyward.request.image import EnvVars, ImageSettings, client_python
 from skyward.request.includes import included_files
-from skyward.request.instance import InstanceWish
+from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.volume import S3Volume, Volume
 
 _LIMITS = 2
@@ -131,7 +131,7 @@ class PoolRequest:
         nodes: number of machines; of an elastic pool, the maximum.
         elastic: limits of an elastic pool's size; None for a pool of a fixed size.
         machine: the provider's name of the machine type; overrides the requirements below.
-        accelerator: kind and number on each node.
+        accelerators: kind and number on each node; any of several, all with as many MIG partitions. Empty is none.
         cpu: least number of cores for each worker.
         memory_gib: least main memory for each worker.
         volumes: volumes to mount on every node.
@@ -161,7 +161,7 @@ class PoolRequest:
     nodes: int = 1
     elastic: NodeRange | None = None
     machine: str | None = None
-    accelerator: Accelerator | None = None
+    accelerators: tuple[Accelerator, ...] = ()
     cpu: int | None = None
     memory_gib: float | None = None
     volumes: tuple[Volume, ...] = ()
@@ -203,6 +203,23 @@ class PoolRequest:
         return size
 
     @property
+    def accelerator(self) -> Accelerator | None:
+        """The only accelerator, as providers see it; the first of several."""
+        return self.accelerators[0] if self.accelerators else None
+
+    def accelerator_of(self, spec: InstanceSpec) -> Accelerator | None:
+        """Return the accelerator for which a machine was bought: the first of several that it has."""
+        matching = (one for one in self.accelerators if not InstanceWish(accelerator=one).shortfall(spec))
+        return next(matching, self.accelerator)
+
+    @property
+    def alternatives(self) -> tuple[PoolRequest, ...]:
+        """The requests to make of a provider: one for each accelerator, since each has a single one."""
+        if self.machine is not None or not self.accelerators[1:]:
+            return (self,)
+        return tuple(replace(self, accelerators=(one,)) for one in self.accelerators)
+
+    @property
     def workers_per_node(self) -> int:
         """Worker processes on each node: ``concurrency`` times the MIG partitions of the node."""
         return self.concurrency * (self.accelerator.partitions if self.accelerator else 1)
@@ -223,7 +240,7 @@ def parse_request(
     nodes: int | tuple[int, int] = 1,
     idle: str | float | None = None,
     machine: str | None = None,
-    accelerator: AcceleratorLike | None = None,
+    accelerator: Accelerators | None = None,
     cpu: int | None = None,
     memory: str | None = None,
     volume: Sequence[Volume] | None = None,
@@ -257,7 +274,7 @@ def parse_request(
         nodes=checked_nodes(nodes) if elastic is None else elastic.maximum,
         elastic=elastic,
         machine=None if machine is None else text("machine", machine),
-        accelerator=None if accelerator is None else parse_accelerator(accelerator),
+        accelerators=() if accelerator is None else parse_accelerators(accelerator),
         cpu=None if cpu is None else whole_number("cpu", cpu),
         memory_gib=None if memory is None else gibibytes("memory", memory),
         volumes=volumes,

@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[str, list[Any]]] = {
     "accelerator": ("a known name, got .*; closest: ", ["A1000", "A1000:2", "best"]),
     "accelerator  ": (r'a model such as "A100" \(`skyward offers` lists', ["gpu", "GPU", "gpu:2", "cuda", "any"]),
     "accelerator   ": (".* a count of at least 1", ["A100:0", "A100:-1", "A100:many"]),
-    "accelerator ": ('a name such as "A100" or an Accelerator', ["", 8, ["A100"], sky.Accelerator]),
+    "accelerator ": ('a name such as "A100" or an Accelerator', ["", 8, [], [["A100"]], sky.Accelerator]),
     "memory": ('a size such as "32GB"', ["", "lots", "32", "0GB", "-1GB", "32 apples", 32, ["32GB"]]),
     "provider": (r"a provider object such as sky\.Local\(\)", [sky.Local, "local", None, 3, {}]),
     "image": ("an Image", ["torch", sky.Image, {"pip": ["torch"]}, ["torch"]]),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from skyward.request.accelerators import (
     is_trainium,
     models,
     parse_accelerator,
+    parse_accelerators,
 )
 
 
@@ -263,3 +265,45 @@ def test_a_name_may_say_how_many() -> None:
 def test_how_many_must_be_a_number(text: str) -> None:
     with pytest.raises(ConfigurationError, match='such as "A100:4"'):
         parse_accelerator(text)
+
+
+def test_several_may_do_and_one_named_twice_counts_once() -> None:
+    assert list(map(str, parse_accelerators(["H100", "a100-40gb:2", "h100 80gb"]))) == ["1x H100-80GB", "2x A100-40GB"]
+    assert parse_accelerators("T4") == (parse_accelerator("T4"),)
+
+
+@pytest.mark.parametrize(
+    ("several", "message"),
+    [
+        ([], "a list of at least one"),
+        (["H100", "H10"], "closest: H100"),
+        (["H100", 3], "accelerator must be a name"),
+        ([Accelerator.NVIDIA.H100(mig="3g.40gb"), "A100"], "1x H100-80GB has 2, 1x A100-80GB has 1"),
+    ],
+)
+def test_several_that_cannot_stand_for_each_other_are_refused(several: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_accelerators(several)
+
+
+def test_any_is_every_accelerator_with_so_much_memory_of_a_maker() -> None:
+    found = Accelerator.any(memory=">=140GB", vendor="nvidia", count=2)
+
+    names = ["H200", "B100", "B200", "B300", "GB200-384GB", "GB200-192GB"]
+    assert [str(one) for one in found] == [f"2x {name}" for name in names]
+    assert len(Accelerator.any()) > len(Accelerator.any(vendor="NVIDIA")) > len(Accelerator.any(memory="80GB"))
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"memory": "<40GB"}, "least size such as"),
+        ({"memory": 40}, "least size such as"),
+        ({"memory": ">=1TB", "vendor": "nvidia"}, "the most that one has is 384 GB \\(GB200\\)"),
+        ({"vendor": "intel"}, 'vendor must be "NVIDIA" or "AWS"'),
+        ({"count": 0}, "count must be"),
+    ],
+)
+def test_a_wish_that_nothing_satisfies_is_refused(wish: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Accelerator.any(**wish)

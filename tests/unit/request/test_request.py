@@ -48,7 +48,7 @@ def test_every_parameter_arrives_parsed():
     assert request == PoolRequest(
         nodes=3,
         machine="p5.48xlarge",
-        accelerator=Accelerator.NVIDIA.A100(memory="40GB"),
+        accelerators=(Accelerator.NVIDIA.A100(memory="40GB"),),
         cpu=4,
         memory_gib=32.0,
         volumes=(volume,),

@@ -205,6 +205,17 @@ class TestAsynchronously:
             assert await client.submit(pow, 2, 3) == 8
         assert cluster.status == Status.closed
 
+    async def test_its_pool_may_be_one_of_the_named_settings(self, tmp_path, monkeypatch):
+        (tmp_path / "skyward.toml").write_text("[pools.big]\nprovider = 'local'\nnodes = 2\nn_workers = 3\n")
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigurationError, match=r"skyward.toml:4: .* no option 'n_workers': nodes= is the number"):
+            SkywardCluster.named("big", asynchronous=True)
+
+        (tmp_path / "skyward.toml").write_text("[pools.big]\nprovider = 'local'\nnodes = 2\n")
+        cluster = SkywardCluster.named("big", nodes=3, asynchronous=True, name="tests")
+        assert repr(cluster.pool) == "<DaskPool of 3 nodes of local: not open>"
+        await cluster.close()
+
     async def test_methods_can_be_awaited(self, fleet):
         async with SkywardCluster(fleet, asynchronous=True) as cluster:
             await cluster.scale(6)

@@ -341,7 +341,7 @@ def _rank(offer: Offer) -> tuple[float, float, float]:
 
 
 def _more(offer: Offer, request: PoolRequest, vendor: str) -> str:
-    wanted, spec = request.accelerator, offer.spec
+    wanted, spec = request.accelerator_of(offer.spec), offer.spec
     if request.machine is not None or wanted is None or spec.accelerator_count <= wanted.count:
         return ""
     cost = "price unknown" if offer.price_per_hour is None else f"${offer.price_per_hour:,.2f}/h"

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -161,6 +161,7 @@ class RestClient:
     _troubles: dict[str, str] = field(default_factory=dict[str, str])
     _reported: set[str] = field(default_factory=set[str])
     _public: SharedAnswers[Any] = field(default_factory=lambda: SharedAnswers[Any](_PUBLIC_S))
+    _looks: SharedAnswers[Any] = field(default_factory=lambda: SharedAnswers(0.0))
     _pool: urllib3.PoolManager | None = None
 
     def __post_init__(self) -> None:
@@ -196,6 +197,10 @@ class RestClient:
             raise UnreachableError(f"no public prices now: {answer.lost or f'status {answer.status}'}")
 
         return (await self._public.of(json.dumps([method, path, query, body], sort_keys=True), ask)).value
+
+    async def share(self, name: str, look: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer of ``look``, or of one of that name under way: several wishes read a catalogue once."""
+        return cast("T", (await self._looks.of(name, look)).value)
 
     async def optional(self, path: str) -> Any:
         """Return the answer to ``GET path``; None if there is no such thing."""
