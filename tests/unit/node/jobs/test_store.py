@@ -82,6 +82,21 @@ def test_a_call_waits_runs_and_ends(tmp_path: Path) -> None:
     assert outcome_value(outcome, where="") == {"loss": 0.5}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names of descriptors are read in /proc")
+def test_an_outcome_is_on_disk_before_its_call_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(tmp_path, 3)
+    claim, synced, fsync = _claim(store), list[tuple[str, CallStage]](), os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name[:6], _state(store)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    store.finish(claim, _value(claim, 1))
+
+    assert synced == [(".part-", CallStage.RUNNING), ("0", JobEnd.VALUE)]
+
+
 def test_calls_run_in_the_order_in_which_they_were_added(tmp_path: Path) -> None:
     store = _store(tmp_path, *[0] * 12)
 
