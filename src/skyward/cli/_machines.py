@@ -221,10 +221,10 @@ def sweep(*, others: bool, unknown: bool, hosts: Sequence[str], providers: Provi
     return Answer(document=document, text=_sweep_text(report, document), exit_code=0 if done else FAILED)
 
 
-def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = (), fleets: Sequence[str] = ()) -> str:
+def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = (), fleets: Sequence[str] | None = None) -> str:
     """Return the id of the pool of the ledger, or of ``others``, whose id is ``asked`` or begins with it.
 
-    The error for one that is none names the ``fleets``, too.
+    With ``fleets``, the error for one that is none names them, and where else it may be found.
     """
     recorded = dict.fromkeys(entry.purchase.pool_id for entry in ledger.entries())
     known = [*(pool for pool in recorded if pool not in others), *others]  # the latest that are of use come last
@@ -236,8 +236,9 @@ def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = (), fleets: S
         return matching[0]
     if matching:
         raise click.BadParameter(f"{asked} is ambiguous: {', '.join(matching)}", param_hint="POOL")
-    if fleets:
-        recent = f"The kept fleets are {', '.join(fleets)}. {recent}"
+    if fleets is not None:
+        kept = f"The kept fleets are {', '.join(fleets)}. " if fleets else ""
+        recent = f"{kept}{recent}. A kept fleet of another computer is found with --provider NAME"
     raise click.BadParameter(f"no pool {asked} in this user's ledger. {recent}", param_hint="POOL")
 
 

@@ -41,8 +41,8 @@ def note(path, number):
     return number
 
 with sky.ComputePool(provider=sky.Local(), nodes=2, name="llm", keep="1m", display="quiet") as pool:
-    pool.spawn(sky.gather(*(note(sys.argv[1], n) for n in range(40)), return_exceptions=True), name="many")
-    pool.spawn(note(sys.argv[1], 40), name="one")
+    pool.spawn(sky.gather(*(note(sys.argv[1], n) for n in range(200)), return_exceptions=True), name="many")
+    pool.spawn(note(sys.argv[1], 200), name="one")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 IN_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -134,13 +134,13 @@ def test_jobs_of_a_killed_program_are_read_by_others_and_stay_when_the_fleet_has
 
     many, one = sky.job("many"), sky.job("one")
     *values, last = many.result(timeout=60)
-    assert one.result(timeout=60) == 40
+    assert one.result(timeout=60) == 200
 
-    assert [value for value in (*values, last) if not isinstance(value, ValueError)] == [*range(3), *range(4, 40)]
+    assert [value for value in (*values, last) if not isinstance(value, ValueError)] == [*range(3), *range(4, 200)]
     assert isinstance(values[3], ValueError)
-    assert sorted(map(int, ran.read_text().split())) == [*range(41)]
-    assert sorted(line.line for line in many.logs()) == sorted(f"call {number}" for number in range(40))
-    assert (many.state, many.progress.done, many.progress.failed) == ("failed", 39, 1)
+    assert sorted(map(int, ran.read_text().split())) == [*range(201)]
+    assert sorted(line.line for line in many.logs()) == sorted(f"call {number}" for number in range(200))
+    assert (many.state, many.progress.done, many.progress.failed) == ("failed", 199, 1)
 
     (tmp_path / "project").mkdir()
     for name, text in {"train.py": RUNS, "helpers.py": "x = 7\n", "setup.cfg": ""}.items():
@@ -162,7 +162,7 @@ def test_jobs_of_a_killed_program_are_read_by_others_and_stay_when_the_fleet_has
         ("later", "failed"),
         ("last", "failed"),
     ]
-    assert sky.job("one").result() == 40
+    assert sky.job("one").result() == 200
     assert skyward("logs", NAME, "last").stdout.endswith("| 7\n")
 
 
