@@ -12,11 +12,11 @@ from typing import Any, Final
 from skyward.api.node_packages import MIRRORING, refuse_spread_gangs, runs_here, with_environment
 from skyward.base.loop import LoopThread
 from skyward.base.waiting import SYSTEM_CLOCK
-from skyward.display.words import money, plural
+from skyward.display.words import duration, money, plural
 from skyward.environment.skyward_wheel import engine_pins
 from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Notice, SkywardEvent
-from skyward.fleet.machines import Machines
+from skyward.fleet.machines import PASSING, Machines
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord, changes_to
 from skyward.ledger.ledger import Ledger
 from skyward.market.choose import Batch
@@ -210,6 +210,10 @@ def make_plan(
     except SkywardError as error:
         problems.append(str(error))
         purchase = _Purchase()
+        if request.wait_for_capacity_s and isinstance(error, PASSING):
+            notes.append(
+                f"the opening tries that again for {duration(request.wait_for_capacity_s)} (wait_for_capacity)"
+            )
     prepares = not (provider.this_machine and runs_here(request.image)) and purchase.prepares
     return Plan(
         provider=provider.name,

@@ -68,7 +68,7 @@ _CERTAIN_S = 600.0
 """Time after which a machine that is not listed was certainly never made, however late its provider lists it."""
 _AT_ONCE = 8
 """Orders of single machines, where the nodes are spread, that are under way at once."""
-_PASSING = (CapacityError, QuotaError, RateLimitError, UnreachableError)
+PASSING = (CapacityError, QuotaError, RateLimitError, UnreachableError)
 """Errors of a launch after which a later one may succeed."""
 _ROUND_S, _LONGEST_ROUND_S, _COSTLY_ROUND_S = 10.0, 60.0, 300.0
 """Pauses between two launches that wait for capacity: the first, the longest, and that after one which cost money."""
@@ -204,7 +204,7 @@ class Machines:
             known = len(self.all)
             try:
                 return await self._launch_now(ranks, has, instead_of)
-            except _PASSING as error:
+            except PASSING as error:
                 if not waiting.limit_s or instead_of is not None:
                     raise
                 if waiting.is_over:

@@ -11,7 +11,7 @@ import pytest
 import skyward as sky
 from skyward.api.plan import Plan
 from skyward.environment.skyward_wheel import engine_pins
-from skyward.errors import AuthenticationError
+from skyward.errors import AuthenticationError, CapacityError
 from skyward.ledger.fleet_record import FleetFolder
 from skyward.market.consent import CONFIRM_ABOVE
 from skyward.providers.base import Offer
@@ -99,6 +99,16 @@ def test_what_would_stop_the_opening_is_a_problem_of_the_plan(parameters: dict[s
     assert problem in found
     assert plan.offers == ()
     assert repr(plan).startswith("This pool would not open.")
+
+
+def test_what_the_opening_waits_for_is_a_problem_of_the_moment() -> None:
+    provider = Cloud(OFFERS)
+    provider.fail("offers", CapacityError("sold out"))
+
+    plan = planned(provider=provider, wait_for_capacity="2h")
+
+    assert plan.problems == ("sold out",)
+    assert plan.notes == ("the opening tries that again for 2 h 0 min (wait_for_capacity)",)
 
 
 def test_refused_credentials_are_a_problem() -> None:
