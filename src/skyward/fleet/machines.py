@@ -48,7 +48,6 @@ from skyward.market.choose import (
     UnfitMachineError,
     UnfitMachines,
     choose,
-    describe_offer,
     notes_on_purchase,
 )
 from skyward.market.consent import Consent, Forecast
@@ -607,7 +606,8 @@ class Machines:
     ) -> Sequence[Node]:
         """Launch machines of a batch, with the retries of its strategy."""
         asked = batch.offers[0]
-        self.publish(_launching(self.provider, self.request, asked, len(ranks), self.consent.forecast))
+        if not isinstance(self.provider, Several):  # there each attempt is a launch
+            self.announce(self.provider, asked, len(ranks))
         began = self.clock.monotonic()
         for left in range(batch.retries, -1, -1):
             try:
@@ -655,6 +655,10 @@ class Machines:
                 "this is a fault of the provider's adapter, please report it"
             )
         return made
+
+    def announce(self, provider: Provider, offer: Offer, count: int) -> None:
+        """Publish that so many machines are about to be launched as an offer."""
+        self.publish(_launching(provider, self.request, offer, count, self.consent.forecast))
 
     async def settle(self, creates: Mapping[str, CreateCall], error: Exception) -> None:
         """Close the ledger entries of create calls that made nothing; have the machines of others looked for."""
@@ -732,7 +736,9 @@ class _Order(LaunchOrder):
         """Yield the order with ledger entries at a provider, which an error settles."""
         self._refuse_to_go_on("machines are no longer asked for")
         if self.refusals:
-            self.machines.notice(f"{self.refusals[-1]}; the next attempt is {describe_offer(offers[0])}")
+            self.machines.notice(self.refusals[-1])
+        if provider is not self.machines.provider:
+            self.machines.announce(provider, offers[0], len(self.ranks))
         earlier = set(self.creates)
         order = replace(self, server=provider, offers=tuple(offers))
         keys = await order.reserve(self.ranks)
