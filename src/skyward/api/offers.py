@@ -299,7 +299,7 @@ async def survey_prices(
     request: PoolRequest,
     *,
     limit_s: float = LIMIT_S,
-    accepts: Callable[[Offer], bool] = lambda _: True,
+    accepts: Callable[[Offer, PriceBasis], bool] = lambda _, __: True,
     with_zones: bool = False,
 ) -> PriceSurvey:
     """Ask providers in parallel, each for ``limit_s`` at most.
@@ -308,7 +308,7 @@ async def survey_prices(
         sources: the providers.
         request: the request.
         limit_s: time for the answer of a provider; after it, its list of prices serves.
-        accepts: which of the offers count.
+        accepts: which of the offers count, by what they rest on.
         with_zones: True to ask for the zones that have the machines.
     """
     chosen = list(sources)
@@ -320,7 +320,7 @@ async def survey_prices(
     left_out = 0
     for source, answer in zip(chosen, answers, strict=True):
         if isinstance(answer, _Prices):
-            matching = [offer for offer in answer.offers if accepts(offer)]
+            matching = [offer for offer in answer.offers if accepts(offer, answer.basis)]
             left_out += len(answer.offers) - len(matching)
             rows += priced_instances(source.name, matching, answer.basis, answer.zones)
         if isinstance(answer, BaseException) or answer.remark is not None:

@@ -12,6 +12,7 @@ from skyward.api.offers import (
     COLUMNS,
     LIMIT_S,
     NAMED_S,
+    PriceBasis,
     PricedInstance,
     PriceSource,
     price_source,
@@ -95,13 +96,14 @@ def _table(rows: Sequence[PricedInstance], request: PoolRequest) -> Rows:
     return Rows(kept, [[row[name] for name in kept] for row in cells], folded=_FOLDED)
 
 
-def _accepts(region: str, *, spot: bool, max_price: float | None) -> Callable[[Offer], bool]:
+def _accepts(region: str, *, spot: bool, max_price: float | None) -> Callable[[Offer, PriceBasis], bool]:
     limit = None if max_price is None else positive_number("--max-price", max_price)
 
-    def accepts(offer: Offer) -> bool:
+    def accepts(offer: Offer, basis: PriceBasis) -> bool:
         price = offer.price_per_hour
         affordable = limit is None or (price is not None and price <= limit)
-        return affordable and (offer.spot or not spot) and offer.region.lower().startswith(region.lower())
+        anywhere = not offer.region and basis is PriceBasis.LIVE  # of a provider that was asked for the region
+        return affordable and (offer.spot or not spot) and (anywhere or offer.region.lower().startswith(region.lower()))
 
     return accepts
 

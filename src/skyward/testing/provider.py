@@ -107,6 +107,7 @@ class FakeProvider(Provider):
     Methods take the ``instance_id`` of a launched machine.
 
     Attributes:
+        name: its name, and the beginning of its machines' ids.
         instances: every machine ever launched, by id, as last described.
         calls: the verbs called, in order.
         looked_at: times of the calls of ``describe``.

@@ -196,7 +196,7 @@ def test_a_missing_package_leaves_the_list_and_a_wrong_setting_is_an_error() -> 
     assert surveyed(configured).rows == []
 
 
-def costs_one(offer: Offer) -> bool:
+def costs_one(offer: Offer, _: PriceBasis) -> bool:
     return offer.price_per_hour == 1.0
 
 
