@@ -273,14 +273,14 @@ async def _decide_purchase(
         if not nodes:
             return _Purchase(present=len(has), prepares=bool(restart))
     async with own_copy(provider) as own:
-        batches, forecast = await _decide(request, own, notes, nodes=max(1, nodes), has=has)
+        batches, forecast = await _decide(request, own, notes, record, nodes=max(1, nodes))
         offers = tuple(_planned(batches, own, forecast))
     at_most = forecast.max_cost if request.elastic else _most(batches, has, forecast)
     return _Purchase(nodes=nodes, present=len(has), offers=offers, at_most=None if math.isinf(at_most) else at_most)
 
 
 async def _decide(
-    request: PoolRequest, provider: Provider, notes: list[str], *, nodes: int, has: Sequence[Offer]
+    request: PoolRequest, provider: Provider, notes: list[str], record: FleetRecord | None, *, nodes: int
 ) -> tuple[Sequence[Batch], Forecast]:
     def publish(event: SkywardEvent) -> None:
         if isinstance(event, Notice):
@@ -292,6 +292,10 @@ async def _decide(
 
     machines = Machines(provider, request, pool_id="", publish=publish, ledger=Ledger.of_user(), clock=SYSTEM_CLOCK)
     machines.consent.ask = agree
+    has: Sequence[Offer] = ()
+    if record is not None:
+        machines.count_past(record.spent)
+        has = [machines.resume(kept).instance.offer for kept in record.nodes]
     await machines.ask_for_elastic()
     await machines.grants.check()
     return await machines.decide(nodes, has), machines.consent.forecast

@@ -36,7 +36,7 @@ from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import reason_of
 from skyward.market.budget import charged_price
 from skyward.market.choose import UnfitMachineError
-from skyward.market.cost import CostReport, Usage
+from skyward.market.cost import CostReport
 from skyward.providers.base import Provider
 from skyward.request.request import PoolRequest, Spot
 from skyward.submission import FleetStatus, NodeStatus, worker_names
@@ -345,8 +345,7 @@ class Fleet:
             UnreachableError: a node does not answer, and may live.
         """
         self._user, self._is_whole = user, False
-        now = self._clock.elapsed()
-        self._machines.past += [Usage.past(usd, now, provider=name) for name, usd in record.spent.items() if usd]
+        self._machines.count_past(record.spent)
         members = {member.rank: member for member in self._add_members([kept.rank for kept in record.nodes])}
         self._spawn(renew_secrets(self._machines))
         self._spawn(self._end_lost_machines())

@@ -441,6 +441,11 @@ class Machines:
             raise
         return other
 
+    def count_past(self, spent: Mapping[str, float]) -> None:
+        """Count what a kept fleet's machines have cost that are gone: USD by provider."""
+        now = self.clock.elapsed()
+        self.past += [Usage.past(usd, now, provider=name) for name, usd in spent.items() if usd]
+
     def resume(self, kept: KeptNode) -> Node:
         """Return the record of a kept node's machine, which counts from its launch."""
         launched_at = self.clock.elapsed() + kept.launched.left_s
