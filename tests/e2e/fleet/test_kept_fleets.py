@@ -21,7 +21,7 @@ from skyward.events import SkywardEvent
 from skyward.fleet.node import Node
 from skyward.fleet.node_setup import NodeSetup
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord
-from skyward.ledger.keeper import end_fleet
+from skyward.ledger.keeper import Keeper, end_fleet
 from skyward.ledger.ledger import Ledger
 from support.eventually import eventually
 
@@ -58,6 +58,14 @@ ATTACHED = """
 import skyward as sky
 with sky.attach("llm", display="quiet") as pool:
     print(*[node.instance_id for node in pool.status.nodes], sky.job("run-7").result()[0])
+"""
+SEVERAL = """
+import skyward as sky
+image = sky.Image(mirror=False)
+given = {"provider": [sky.Local(), sky.VastAI()], "image": image, "name": "llm", "keep": "10m", "display": "quiet"}
+for kept in (sky.ComputePool(**given), sky.ComputePool(**given, prefer="order"), None):
+    with kept or sky.attach("llm", display="quiet") as pool:
+        print(pool.status.nodes[0].instance_id, repr(pool))
 """
 AN_HOUR_LATER = """
 import time
@@ -159,6 +167,20 @@ def test_next_pool_has_the_machines_with_fresh_workers_and_what_leaving_says_is_
     assert f"`skyward down {NAME}`" in left.message
     assert not {pid for pid, _ in first} & {pid for pid, _ in second}
     assert {entry.owner and entry.owner.pid for entry in Ledger.of_user().open_entries()} == {os.getpid()}
+
+
+def test_fleet_of_several_providers_is_found_watched_and_ended_by_the_one_it_is_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("VAST_API_KEY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # no key there either
+    done = subprocess.run([sys.executable, "-c", SEVERAL], capture_output=True, text=True, check=True)
+
+    (instance,) = machines()
+    assert done.stdout == f"{instance} <ComputePool of 1 node of local, vastai: open>\n" * 3
+    assert {entry.purchase.provider for entry in Ledger.of_user().open_entries()} == {"local"}
+    assert asyncio.run(Keeper(FleetFolder(NAME), Ledger.of_user())._lives(record()))
+    assert (FleetFolder(NAME).path / "keeper.log").read_text() == ""
 
 
 def test_what_can_be_changed_is_changed_on_the_machines_and_the_rest_is_refused_with_the_differences() -> None:

@@ -166,6 +166,16 @@ async def test_a_pool_that_waits_keeps_nothing_meanwhile_and_takes_its_time_if_t
         assert (len(stage.provider.instances), len(stage.provider.alive)) == (3, 2)
 
 
+async def test_a_replacement_that_was_waited_for_in_vain_is_given_up(stage: Stage) -> None:
+    async with stage.kept(nodes=2, wait_for_capacity="5m") as fleet:
+        for provider in (stage.provider, *stage.others):
+            provider.fail("create", CapacityError("sold out"), times=999)
+        began = stage.clock.elapsed()
+        stage.lose(1)
+        await until(lambda: fleet.wanted == {0})
+        assert 300 <= stage.clock.elapsed() - began < 600
+
+
 async def test_a_price_above_the_limit_is_waited_for_too(stage: Stage) -> None:
     with pytest.raises(CapacityError, match=r"max_price_per_hour=0\.5 is below every offer"):
         await stage.fleet(max_price_per_hour=0.5, wait_for_capacity="1m").start()
