@@ -60,7 +60,7 @@ class JoblibPool:
     @classmethod
     @from_callers_line
     def named(cls, name: str, /, **changes: Any) -> Self:
-        """Return the pool of that name in the settings; see :meth:`skyward.ComputePool.named`."""
+        """Return the pool of that ``name`` in the settings, with ``changes``; see :meth:`skyward.ComputePool.named`."""
         from skyward.api.named_pools import make_named
 
         return make_named(cls, name, changes)

@@ -275,7 +275,7 @@ class Provider(ABC):
         return self.own_machines
 
     def wishes(self, request: PoolRequest) -> Sequence[PoolRequest]:
-        """Return the requests to make of :meth:`offers` for one with several accelerators: by default one for each."""
+        """Return the requests to make of :meth:`offers` for a ``request`` with several accelerators: one for each."""
         return request.alternatives
 
     @abstractmethod

@@ -208,7 +208,7 @@ class PoolRequest:
         return self.accelerators[0] if self.accelerators else None
 
     def accelerator_of(self, spec: InstanceSpec) -> Accelerator | None:
-        """Return the accelerator for which a machine was bought: the first of several that it has."""
+        """Return the accelerator for which a machine of that ``spec`` was bought: the first of several that it has."""
         matching = (one for one in self.accelerators if not InstanceWish(accelerator=one).shortfall(spec))
         return next(matching, self.accelerator)
 

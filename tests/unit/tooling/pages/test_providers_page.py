@@ -77,7 +77,7 @@ def test_every_ability_that_a_provider_may_add_is_on_the_page() -> None:
     free = {name for name in vars(Provider) if not name.startswith("_")} - Provider.__abstractmethods__
     elsewhere = {
         *("close", "ends_itself", "grant", "has_credentials", "listing_s", "member_of", "members", "own_machines"),
-        *("supports", "this_machine", "unlisted_s"),
+        *("supports", "this_machine", "unlisted_s", "wishes"),
     }
 
     assert free - elsewhere == set(ABILITIES)
