@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from skyward.errors import AuthenticationError, ConfigurationError, SkywardError
-from skyward.providers.aws.api import Api, Credentials, Where, explained, find_login
+from skyward.providers.aws.api import Api, Credentials, Where, explained, find_login, may_have_credentials
 
 ROLE = "role_arn = arn:aws:iam::123456789012:role/train"
 CONFIG = f"""
@@ -264,3 +264,31 @@ def test_refusals_of_what_gives_credentials_are_told_from_those_of_the_call(
 
     assert isinstance(error, AuthenticationError)
     assert [part for part in parts if part in str(error)] == parts
+
+
+@pytest.mark.parametrize(
+    "variable,file,found",
+    [
+        ("", "", False),
+        ("AWS_ACCESS_KEY_ID", "", True),
+        ("AWS_PROFILE", "", True),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "", True),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "", True),
+        ("", "credentials", True),
+        ("", "config", True),
+    ],
+)
+def test_credentials_seem_to_exist_where_boto3_would_look(
+    variable: str, file: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [each for each in os.environ if each.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    if variable:
+        monkeypatch.setenv(variable, "here")
+    if file:
+        (home / ".aws").mkdir(parents=True)
+        (home / ".aws" / file).write_text("[default]\n")
+
+    assert may_have_credentials() is found

@@ -66,6 +66,22 @@ def test_prices_without_credentials_are_those_with_an_account(
         assert "Authorization" not in cloud.service.calls[-1].headers
 
 
+@pytest.mark.parametrize("name", [vendor.name for vendor in VENDORS])
+def test_credentials_are_found_without_asking_anyone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor = vendor_named(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with opened(vendor, monkeypatch, tmp_path) as cloud:
+        assert vendor.kind.has_credentials()
+        for variable in cloud.environment:
+            monkeypatch.delenv(variable)
+
+        assert not vendor.kind.has_credentials()
+        assert cloud.service.calls == []
+
+
 def test_a_request_for_several_accelerators_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(vendor_named("runpod"), monkeypatch, tmp_path) as cloud:
         provider = vendor_named("runpod").provider(cloud)
