@@ -241,15 +241,29 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
+async def look_after(folder: FleetFolder, ledger: Ledger, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Look after the fleets in a folder, one after the other, until there is none; hold the folder then.
+
+    A client that opens the next one holds the folder, and starts no keeper where it sees this one.
+    """
+    while True:
+        await Keeper(folder, ledger, clock=clock).run()
+        if not folder.try_hold(as_keeper=True):
+            await clock.sleep(_TICK_S)
+        elif folder.written_at():
+            folder.release()
+        else:
+            return
+
+
 def main(name: str) -> None:
     """Look after the fleet of that name, unless another process does."""
     folder = FleetFolder(name)
     with FileIO(folder.path / KEEPER_LOCK, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as lock:
-        is_only = try_lock(lock.fileno())
-        if is_only:
-            asyncio.run(Keeper(folder, Ledger.of_user()).run())
-    if is_only and folder.try_hold(as_keeper=True):
-        folder.release()  # deletes what is empty
+        if not try_lock(lock.fileno()):
+            return
+        asyncio.run(look_after(folder, Ledger.of_user()))
+    folder.release()  # deletes what is empty
 
 
 if __name__ == "__main__":

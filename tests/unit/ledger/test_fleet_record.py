@@ -30,7 +30,7 @@ from skyward.ledger.fleet_record import (
     parts_for_nodes,
     refuse_second,
 )
-from skyward.ledger.keeper import Keeper
+from skyward.ledger.keeper import Keeper, look_after
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.ownership import Moment, Owner
 from skyward.ledger.sweep import Sweep
@@ -442,6 +442,19 @@ def test_keeper_ends_a_fleet_that_is_over_at_once(folder: FleetFolder, nodes: tu
     asyncio.run(keeper(folder).run())
 
     assert folder.read() is None
+
+
+async def test_keeper_stays_for_the_next_fleet_that_a_client_is_opening(folder: FleetFolder) -> None:
+    other = FleetFolder("llm")
+    staying = asyncio.ensure_future(look_after(other, Ledger.of_user(), clock=FakeClock()))
+    await asyncio.sleep(0.1)
+    assert not staying.done()
+    folder.write(kept_record(left=Moment.after()))  # killed while it opened
+    folder.release()
+    await staying
+    other.release()
+
+    assert not folder.path.exists()
 
 
 @pytest.mark.parametrize(("left_s", "stays"), [(-60.0, True), (-1300.0, False)])
