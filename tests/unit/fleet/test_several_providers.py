@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,25 @@ async def test_all_sold_out_is_one_error_with_every_refusal(stage: Stage) -> Non
 
     with pytest.raises(CapacityError, match=r"(?s)\n- cheap here: cheap has none .*\n- dear here: dear has none "):
         await stage.fleet().start()
+    assert stage.ledger.open_entries() == ()
+
+
+async def test_a_pool_that_ends_meanwhile_buys_nothing_elsewhere(stage: Stage) -> None:
+    asked = asyncio.Event()
+
+    class Slow(FakeProvider):
+        async def launch(self, offers: Sequence[Offer], order: LaunchOrder) -> Sequence[Instance]:
+            asked.set()
+            await asyncio.sleep(0.02)
+            raise CapacityError("sold out")
+
+    stage.provider = Slow([offer(1.0)], name="slow")
+    opening = asyncio.ensure_future(stage.fleet(wait_for_capacity="1h").start())
+    await asked.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert stage.others[0].calls == ["offers"]
     assert stage.ledger.open_entries() == ()
 
 
