@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ class Stage:
             made.fail("create", error, done=done)
         return made
 
-    def fleet(self, **request: Any) -> Fleet:
+    def fleet(self, keeping: Any = None, **request: Any) -> Fleet:
         self.nodes.hardware = lambda instance: self.fakes[instance.id.partition("-")[0]].hardware(instance.id)
         return Fleet(
             Several(tuple(self.fakes.values())),
@@ -97,6 +98,7 @@ class Stage:
             ledger=self.ledger,
             clock=self.clock,
             make_node=self.nodes,
+            keeping=keeping,
         )
 
     def take_back(self, provider: FakeProvider) -> None:
@@ -166,3 +168,39 @@ def test_max_cost_is_a_limit_on_all_bills_together(simulated: None, tmp_path: Pa
     simulate(lambda: live_until_spent(stage, max_cost=12.0))
 
     assert 9.0 < sum(stage.bills().values()) <= 12.0
+
+
+class Record:
+    """Writes down what a kept fleet has cost so far, and keeps no node."""
+
+    spent: Mapping[str, float] = MappingProxyType({})
+
+    def follow(self, nodes: Sequence[object], *, spent: Mapping[str, float]) -> None:
+        self.spent = spent
+
+
+async def live_with_two_clients(stage: Stage) -> CostFinal:
+    """Open a kept fleet, lose machines, leave it; return its cost as its next client, who finds no node, has it."""
+    record: Any = Record()
+    first = stage.fleet(record)
+    await first.start(stage.engine)
+    for provider in stage.fakes.values():
+        await stage.clock.sleep(1000.0)
+        stage.take_back(provider)
+    await stage.clock.sleep(1000.0)
+    assert 0 < sum(record.spent.values()) < first.cost(stage.clock.elapsed()).total, "what is gone counts there"
+    await first.stop()
+    gone = first.cost(stage.clock.elapsed()).by_provider
+
+    second = stage.fleet()
+    found: Any = SimpleNamespace(name="llm", spent=gone, nodes=(), restarting=False)
+    await second.resume(stage.engine, found)
+    await second.stop()
+    return second.cost(stage.clock.elapsed()).final()
+
+
+def test_the_next_client_of_a_kept_fleet_goes_on_with_the_shares(simulated: None, tmp_path: Path) -> None:
+    stage = Stage(Ledger(tmp_path / "ledger.db"))
+    final = simulate(lambda: live_with_two_clients(stage))
+
+    assert final.cost_by_provider == pytest.approx({name: usd for name, usd in stage.bills().items() if usd}, abs=0.01)
