@@ -105,7 +105,7 @@ class _Machine:
 
 @dataclass(eq=False)
 class _Simulation:
-    """A pool; the last of its ``nodes`` is one that joins for another, on demand, which leaves after its call."""
+    """A pool. The last of its ``nodes`` is a machine that is prepared for another, on demand, which ends its call."""
 
     task: Task
     strategy: Strategy
@@ -132,8 +132,9 @@ class _Simulation:
                 self._move_to_spot(tick)
             for rank in range(self.task.nodes):
                 self.nodes[rank] = self.nodes[rank] or self._buy(tick)
-            for machine in filter(None, self.nodes):
-                self._work(machine, tick)
+            for rank, machine in enumerate(self.nodes):
+                if machine is not None:
+                    self._work(machine, tick, is_spare=rank == self.task.nodes)
             tick += 1
         return Outcome(cost=self.cost, hours=(tick - start) * _TICK_H, interruptions=len(self.past))
 
@@ -147,13 +148,13 @@ class _Simulation:
                 self.nodes[rank] = None
 
     def _move_to_spot(self, tick: int) -> None:
-        """See :meth:`skyward.fleet.fleet.Fleet._move_to_spot`; node 0 stays."""
-        joining, former = self.nodes[-1], self.nodes[self.leaving]
-        if joining is not None:
-            if former is None or (tick - joining.bought > self.task.boot_ticks and not former.worked_h):
-                self.nodes[self.leaving], self.nodes[-1] = joining, None
+        """See :meth:`skyward.fleet.fleet.Fleet._wait_for_spot`."""
+        spare, former = self.nodes[-1], self.nodes[self.leaving]
+        if spare is not None:
+            if former is None or (tick - spare.bought >= self.task.boot_ticks and not former.worked_h):
+                self.nodes[self.leaving], self.nodes[-1] = spare, None
             return
-        on_demand = [rank for rank, machine in enumerate(self.nodes) if rank and machine and machine.market is None]
+        on_demand = [rank for rank, machine in enumerate(self.nodes) if machine and machine.market is None]
         if on_demand and tick >= self.look_at:
             self.leaving, former = on_demand[-1], self.nodes[on_demand[-1]]
             self.nodes[-1] = self._buy(tick, instead_of=former.offer if former else None)
@@ -184,9 +185,9 @@ class _Simulation:
                 return _Machine(index, offer, tick)
         return None
 
-    def _work(self, machine: _Machine, tick: int) -> None:
+    def _work(self, machine: _Machine, tick: int, *, is_spare: bool) -> None:
         self.cost += _TICK_H * (machine.offer.price_per_hour or 0.0)
-        if tick - machine.bought < self.task.boot_ticks:
+        if is_spare or tick - machine.bought < self.task.boot_ticks:
             return
         machine.worked_h += _TICK_H
         if machine.worked_h > self.task.call_h - _TICK_H / 2:

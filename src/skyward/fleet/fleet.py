@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
@@ -37,7 +36,7 @@ from skyward.ledger.sweep import reason_of
 from skyward.market.budget import charged_price
 from skyward.market.choose import UnfitMachineError
 from skyward.market.cost import CostReport
-from skyward.providers.base import Provider
+from skyward.providers.base import Offer, Provider
 from skyward.request.request import PoolRequest, Spot
 from skyward.submission import FleetStatus, NodeStatus, worker_names
 from skyward.wire.control import Start
@@ -58,6 +57,7 @@ _SPOT_AGAIN_S, _LONGEST_SPOT_AGAIN_S = 600.0, 3600.0
 """Seconds between two attempts to have spot machines in the place of those on demand."""
 _SOON_S = 900.0
 """Seconds for which a node on demand may be busy when a spot machine is bought to take its place."""
+_MOVED = NodeLoss(reason="an hour of work costs less there", announced=True, preempted=True, moves=True)
 _HOPELESS = (AuthenticationError, BudgetError, ConfigurationError, PoolStateError)
 _logger = logging.getLogger("skyward")
 
@@ -198,9 +198,8 @@ class Fleet:
         self.boot_s = _BOOT_S
         self._failed_additions, self._barred_until = 0, -math.inf
         self._failed_order: asyncio.Task[Mapping[int, Node]] | None = None
-        self._joining: Member | None = None  # to take the place of one on demand
-        self._reserved: set[int] = set()  # its rank, while its machine is launched
-        self._moves_to_spot = False
+        self._moving = asyncio.Lock()  # nodes go back to spot one after the other
+        self._spot_again_at, self._spot_pause_s = -math.inf, _SPOT_AGAIN_S
         self._closed = False
         self._is_whole = True  # False while it is taken over: its record is that of the last client
 
@@ -504,9 +503,6 @@ class Fleet:
         """
         if self._closed:
             raise PoolStateError("the pool is closed")
-        if (joining := self._joining) is not None:  # it is one more than intended
-            self._joining = None
-            self._dismiss(joining)
         if size > len(self.wanted) and (refusal := self._refusal()) is not None:
             return _raise(refusal)
         if size and HEAD not in self.wanted:  # it was given up, or left; nodes in its reach are told of it again
@@ -581,9 +577,9 @@ class Fleet:
         leaving = self._members.get(HEAD)
         if leaving is not None and leaving.wanted:
             leaving = None
-        taken = (self._members.keys() | self._reserved) - ({HEAD} if leaving else set())
-        free = (rank for rank in itertools.count() if rank not in taken)
-        members = self._add_members(list(itertools.islice(free, count)))
+        taken = self._members.keys() - ({HEAD} if leaving else set())
+        free = [rank for rank in range(len(self._members) + count) if rank not in taken]
+        members = self._add_members(free[:count])
         launching = self._spawn(self._launch_after(leaving, members))
         for member in members:
             member.launching = launching
@@ -693,10 +689,11 @@ class Fleet:
             if loss is None:
                 member.used = None
                 return failures
-            if loss.preempted:
+            if loss.preempted and not loss.moves:
                 self._machines.note_preempted(node)
             self._discard(member)
-            reason = f"node {rank} {'is preempted' if loss.preempted else 'is lost'}: {loss.reason}"
+            fate = "moves to spot" if loss.moves else "is preempted" if loss.preempted else "is lost"
+            reason = f"node {rank} {fate}: {loss.reason}"
             if not member.wanted:
                 self._user.detach(rank, reason, for_good=self._is_last_of_rank(member), preempted=loss.preempted)
                 member.used = None
@@ -731,10 +728,14 @@ class Fleet:
         """
         gone, notice = asyncio.ensure_future(node.wait_gone()), asyncio.ensure_future(node.wait_notice())
         leave = asyncio.ensure_future(member.leave.wait())
-        waiting: list[asyncio.Future[Any]] = [gone, notice, leave]
+        on_spot = asyncio.ensure_future(self._wait_for_spot(member, node))
+        waiting: list[asyncio.Future[Any]] = [gone, notice, leave, on_spot]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            preempted = not gone.done() and not leave.done()
+            preempted = notice.done() and not gone.done() and not leave.done()
+            moves = on_spot.done() and on_spot.result() and not gone.done() and not leave.done() and not preempted
+            if moves:
+                self._user.retire((member.rank,), comes_back=True)
             if preempted:
                 self._machines.note_preempted(node)
                 if member.spare is None:
@@ -742,7 +743,7 @@ class Fleet:
                 self._user.retire((member.rank,), comes_back=True)
                 waiting.append(asyncio.ensure_future(self._drain(member.rank)))
                 waiting.append(asyncio.ensure_future(self._clock.sleep(notice.result() + _GRACE_S)))
-                await asyncio.wait({*waiting} - {notice}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({*waiting} - {notice, on_spot}, return_when=asyncio.FIRST_COMPLETED)
                 if not gone.done() and not leave.done():
                     return NodeLoss(reason="its provider takes its machine back", announced=True, preempted=True)
             if not gone.done():
@@ -750,12 +751,47 @@ class Fleet:
                 waiting.append(draining)
                 await asyncio.wait((gone, draining), return_when=asyncio.FIRST_COMPLETED)
                 if not gone.done():
-                    return None
+                    return _MOVED if moves else None
             return replace(gone.result(), announced=True, preempted=True) if preempted else gone.result()
         finally:
             for future in waiting:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _wait_for_spot(self, member: Member, node: Node) -> bool:
+        """Return True once a spot machine is prepared to take the place of a node on demand; for others never return.
+
+        Nodes of elastic pools leave when they are idle, and the next ones are bought in the usual order.
+        """
+        request, offer = self._request, node.instance.offer
+        falls_back = isinstance(request.spot, Spot.IfAvailable) and not (offer.spot or request.one_network)
+        while falls_back and offer.price_per_hour and request.elastic is None:
+            now = self._clock.monotonic()
+            await self._clock.sleep(max(_SPOT_AGAIN_S, self._spot_again_at - now))
+            async with self._moving:
+                now = self._clock.monotonic()
+                if now < self._spot_again_at or self._user.busy_for_s(member.rank) > _SOON_S:
+                    continue
+                if await self._prepare_on_spot(member, offer):
+                    self._spot_pause_s = _SPOT_AGAIN_S
+                    return True
+                self._spot_pause_s = min(_LONGEST_SPOT_AGAIN_S, 2 * self._spot_pause_s)
+                self._spot_again_at = self._clock.monotonic() + self._spot_pause_s
+        return await asyncio.get_running_loop().create_future()
+
+    async def _prepare_on_spot(self, member: Member, offer: Offer) -> bool:
+        """Launch and prepare a spot machine in place of ``offer`` as the spare one of a rank, if there is a cheaper."""
+        member.spare = self._spawn(self._launch_spare(member, instead_of=offer))
+        try:
+            node = await asyncio.shield(member.spare)
+        except Exception as error:
+            _unless_cancelled(error)
+            _logger.debug("the spot machine for node %d did not come up: %s", member.rank, error)
+            node = None
+        if node is not None and node.instance.offer.spot:  # an unfit one may have been replaced by one on demand
+            return True
+        await self._drop_spare(member)
+        return False
 
     async def _drain(self, rank: int) -> None:
         try:
@@ -840,23 +876,26 @@ class Fleet:
                 return node
         return (await self._launch([member.rank]))[member.rank]
 
-    async def _launch(self, ranks: Sequence[int]) -> Mapping[int, Node]:
-        return {node.rank: node for node in await self._machines.launch(ranks, beside=self._others(ranks))}
+    async def _launch(self, ranks: Sequence[int], *, instead_of: Offer | None = None) -> Mapping[int, Node]:
+        nodes = await self._machines.launch(ranks, beside=self._others(ranks), instead_of=instead_of)
+        return {node.rank: node for node in nodes}
 
     def _others(self, ranks: Collection[int]) -> list[Node]:
         """Return the present nodes of all other ranks."""
         members = [member for member in self._members.values() if member.rank not in ranks]
         return [member.node for member in members if member.node is not None]
 
-    async def _launch_spare(self, member: Member) -> Node | None:
+    async def _launch_spare(self, member: Member, *, instead_of: Offer | None = None) -> Node | None:
         """Launch and prepare the next machine of a rank; return None if none could be launched.
+
+        ``instead_of`` a machine on demand, that is no error: the present one stays.
 
         On cancellation and failure its machine is ended in the background.
         """
         rank, earlier = member.rank, len(self._machines.all)
         node: Node | None = None
         try:
-            node = (await self._launch([rank]))[rank]
+            node = (await self._launch([rank], instead_of=instead_of))[rank]
             while node.state is NodeState.PREPARING:
                 try:
                     await self._prepare(node)
@@ -866,7 +905,8 @@ class Fleet:
             self._end_in_background(*self._machines.unended_of(rank, since=earlier))
             if node is not None or not isinstance(error, Exception):
                 raise
-            self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
+            if instead_of is None:
+                self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
         return node
 
     async def _drop_spare(self, member: Member) -> None:
@@ -931,9 +971,6 @@ class Fleet:
         self._machines.unfit.forget(rank)  # later ones are counted from one
         member.used = node
         self._record()
-        if self._may_move(member) and not self._moves_to_spot:
-            self._moves_to_spot = True
-            self._spawn(self._move_to_spot())
 
     async def _exchange(self, node: Node, error: UnfitMachineError) -> Node:
         """Launch another machine in the place of an unfit one, which is ended in the background.
@@ -943,74 +980,6 @@ class Fleet:
         self._machines.reject(node, error)
         self._end_in_background(node)
         return await self._machines.instead_of(node, beside=self._others((node.rank,)))
-
-    # --- from on-demand machines back to spot -----------------------------------------------------------------------
-
-    async def _move_to_spot(self) -> None:
-        """Have spot machines take the places of nodes on demand, one after the other, as soon as they cost less."""
-        pause_s = _SPOT_AGAIN_S
-        while members := [member for member in self._members.values() if self._may_move(member)]:
-            await self._clock.sleep(pause_s)
-            members = [member for member in members if self._may_move(member)]
-            least_busy = min(members, key=lambda member: self._user.busy_for_s(member.rank), default=None)
-            if least_busy is None or self._user.busy_for_s(least_busy.rank) > _SOON_S:
-                continue
-            has_moved = await self._move(least_busy)
-            pause_s = _SPOT_AGAIN_S if has_moved else min(_LONGEST_SPOT_AGAIN_S, 2 * pause_s)
-        self._moves_to_spot = False
-
-    def _may_move(self, member: Member) -> bool:
-        """Return whether a node is on demand because there was no spot machine, and another may take its place.
-
-        Node 0 stays, the head of gangs. Nodes of elastic pools leave when they are idle, and others are bought then.
-        """
-        request, node = self._request, member.used
-        if not isinstance(request.spot, Spot.IfAvailable) or request.elastic is not None or request.one_network:
-            return False
-        if node is None or not member.wanted or not member.in_use or member.rank == HEAD:
-            return False
-        return not node.instance.offer.spot and bool(node.instance.offer.price_per_hour)
-
-    async def _move(self, member: Member) -> bool:
-        """Add a node on spot and have ``member``, on demand, leave; return False if there is no cheaper machine."""
-        node = await self._launch_on_spot(member)
-        if node is None:
-            return False
-        rank = node.rank
-        self._publish(Notice(f"node {rank} starts on spot, to take the place of node {member.rank}", node.instance.id))
-        (joining,) = self._add_members([rank])
-        self._joining, joining.launching = joining, self._spawn(_result({rank: node}))
-        joining.task = self._spawn(self._run_member(joining))
-        self._announce()
-        await asyncio.wait([joining.up])
-        if self._joining is not joining:  # the pool was scaled meanwhile, and this one leaves
-            return False
-        self._joining = None
-        if not joining.in_use or joining.node is None:
-            return False
-        is_cheaper = joining.node.instance.offer.spot  # an unfit machine may have been replaced by one on demand
-        self._dismiss(member if is_cheaper else joining)
-        self._announce()
-        return is_cheaper
-
-    async def _launch_on_spot(self, member: Member) -> Node | None:
-        """Launch a cheaper machine than that of ``member``, for a free rank; return None if there is none."""
-        assert member.node is not None
-        earlier, offer = len(self._machines.all), member.node.instance.offer
-        rank = next(rank for rank in itertools.count() if rank not in self._members)
-        self._reserved.add(rank)
-        try:
-            (node,) = await self._machines.launch([rank], beside=self._others(()), instead_of=offer)
-        except Exception as error:
-            _unless_cancelled(error)
-            _logger.debug("node %d stays on demand: %s", member.rank, error)
-        else:
-            if self._may_move(member):
-                return node
-        finally:
-            self._reserved.discard(rank)
-        self._end_in_background(*self._machines.unended_of(rank, since=earlier))
-        return None
 
     def _refuse_apart(self, node: Node) -> None:
         """Raise if the nodes have to reach each other and do not, as far as their machines run."""
@@ -1149,10 +1118,6 @@ def _fail(up: asyncio.Future[None], error: Exception) -> None:
     if not up.done():
         up.set_exception(error)
         up.exception()  # retrieved here, since it was published: asyncio logs unretrieved ones
-
-
-async def _result(value: T) -> T:
-    return value
 
 
 async def _raise(error: Exception) -> None:

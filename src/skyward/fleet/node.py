@@ -76,6 +76,7 @@ class NodeLoss:
         announced: True if its provider had announced that it takes the machine back.
         preempted: True if its provider took the machine back, announced or not.
         machine_over: True if its provider reports the end of the machine.
+        moves: True if it is no loss: a spot machine takes the place of one on demand.
     """
 
     reason: str
@@ -83,6 +84,7 @@ class NodeLoss:
     announced: bool = False
     preempted: bool = False
     machine_over: bool = False
+    moves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

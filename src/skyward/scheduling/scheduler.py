@@ -675,7 +675,12 @@ class Scheduler:
             self._spawn(self._services.forget(worker_names(rank, self._workers_per_node)))
 
     def busy_for_s(self, rank: int) -> float:
-        """Return the seconds until a node's running calls end, as far as can be expected; infinite if unknown."""
+        """Return the seconds until a node's calls end, as far as can be expected; infinite if unknown.
+
+        The state of a service, and results of jobs that were not fetched, keep a node busy too.
+        """
+        if self._services.in_use or (self.jobs is not None and self.jobs.unfetched_on(rank)):
+            return math.inf
         return self._dispatch.busy_for_s(rank, self._loop.time())
 
     async def drain(self, rank: int) -> None:
