@@ -195,7 +195,11 @@ def _errors_of(file: SettingsFile, pool: str, *keys: str, changes: Mapping[str, 
         blamed = (match[1] or match[2]) if match else ""
         if blamed in (changes or {}):
             raise
-        raise ConfigurationError(f"{file.at('pools', pool, *keys, blamed)}: pool {pool!r}: {error}") from error
+        image = file.pools[pool].get("image")
+        if not keys and isinstance(image, dict) and blamed in image:  # a pool checks its image, too
+            keys = ("image",)
+        at = file.at("pools", pool, *keys, blamed)
+        raise ConfigurationError(f"{at}: pool {pool!r}: {error}") from error
 
 
 def _nodes(value: Any, _: Path) -> Any:

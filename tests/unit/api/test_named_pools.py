@@ -94,6 +94,9 @@ def test_values_that_toml_cannot_say_are_made_of_tables(project: Path) -> None:
     assert found["volume"] == [sky.S3Volume(mount_path="/data", bucket="my-bucket")]
     assert found["image"].includes == (str(project / "src"), str(Path.home() / "shared"))
     assert found["provider"] == [sky.AWS(region="eu-central-1"), Local()]
+    for folder in found["image"].includes:
+        Path(folder).mkdir()
+    assert repr(sky.ComputePool.named("big")) == "<ComputePool of 8 nodes of aws, local: not open>"
 
 
 def test_the_projects_settings_count_before_the_users_and_are_found_from_a_folder_within(
@@ -128,6 +131,8 @@ MISTAKES = [
     ("[pools.big.provider]\nname = 'vastai'\napi_key = 'xyz'", 3, "api_key is secret"),
     ("[pools.big]\nprovider = 'local'\naccelerator = [\n  'T4',\n  'H10',\n]", 3, "closest: H100"),
     ("[pools.big]\nprovider = 'local'\n[pools.big.image]\npip = ['numpy']\npips = ['x']", 5, "did you mean pip?"),
+    ("[pools.big]\nprovider = 'local'\nimage.pip = ['numpy']\nimage.includes = ['no']", 4, "there is no "),
+    ("[pools.big]\nprovider = 'local'\nimage = 5", 3, "image must be a table"),
     ("[pools.big]\nprovider = 'local'\nimage = 'numpy'", 3, "image must be a table"),
     ("[pools.big]\nnodes = 2", 1, "ComputePool needs provider"),
     ("pool.big.nodes = 2", 1, "'pool' is unknown; closest: pools"),

@@ -14,6 +14,7 @@ from skyward.events import Error, InstanceLaunching, InstanceProvisioned, Notice
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Instance, LaunchOrder, Offer
 from skyward.request.instance import InstanceSpec
+from skyward.request.request import PoolRequest
 from skyward.testing.provider import FakeProvider, Fate
 from support.fleets import FleetStage, until
 
@@ -38,6 +39,21 @@ class Few(FakeProvider):
         return super()._make(offer, key, order)
 
 
+class OneKind(FakeProvider):
+    """Has one kind of accelerator; refuses others."""
+
+    async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        offers = await super().offers(request)
+        if request.wish.shortfall(offers[0].spec):
+            raise ConfigurationError(f"no {request.accelerator}")
+        return offers
+
+
+def one_kind(name: str, accelerator: str, count: int, price: float) -> FakeProvider:
+    spec = InstanceSpec(name=accelerator, cpu=8, memory_gib=64, accelerator=accelerator, accelerator_count=count)
+    return OneKind([Offer(spec=spec, price_per_hour=price, island=True)], name=name, networks=("",))
+
+
 class Stage(FleetStage):
     def places(self) -> list[tuple[str, str]]:
         return [(each.purchase.provider, each.instance_id or "") for each in self.ledger.open_entries()]
@@ -58,6 +74,21 @@ async def test_the_cheapest_serves_and_is_in_the_ledger_under_its_own_name(stage
         assert stage.places() == [("cheap", "cheap-0"), ("cheap", "cheap-1")]
     launching = [event.provider for event in stage.events if isinstance(event, InstanceLaunching | InstanceProvisioned)]
     assert launching == ["cheap"] * 3
+
+
+async def test_of_several_accelerators_the_cheapest_is_bought_anywhere_and_its_node_knows_which(tmp_path: Path) -> None:
+    cheap, dear = one_kind("cheap", "L40S", 4, 2.0), one_kind("dear", "H100-SXM", 8, 9.0)
+    stage = Stage(ledger=Ledger(tmp_path / "ledger.db"), provider=dear, others=[cheap])
+    async with stage.kept(accelerator=["H100:2", "L40S:4", "T4"], spot="never"):
+        assert stage.places() == [("cheap", "cheap-0"), ("cheap", "cheap-1")]
+    cheap.fail("create", CapacityError("sold out"), times=9)
+    async with stage.kept(accelerator=["H100:2", "L40S:4", "T4"], spot="never", nodes=1):
+        assert stage.places() == [("dear", "dear-0")]
+
+    configs = [node.config for node in stage.nodes.opened if node.config is not None]
+    assert [config.accelerators for config in configs] == [("L40S",) * 4, ("L40S",) * 4, ("H100",) * 2]
+    asked = [event.accelerators_asked for event in stage.events if isinstance(event, InstanceLaunching)]
+    assert asked == [4, 4, 2]
 
 
 async def test_own_machines_come_first_where_the_order_counts(stage: Stage) -> None:
