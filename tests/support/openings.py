@@ -78,10 +78,13 @@ class Opening:
             (each.nodes // apart, each.attempt, each.machine, each.region, each.zone, each.spot, each.price_per_hour)
             for each in plan.offers
         ]
-        first = [each for each in plan.offers if each.attempt == 1]
-        assert [
+        announced = [
             (apart * each.count, each.instance_type, each.at_most and apart * each.at_most) for each in self.launches
-        ] == (apart * [(each.nodes, each.machine, each.at_most) for each in first])
+        ]
+        first = [(each.nodes, each.machine, each.at_most) for each in plan.offers if each.attempt == 1]
+        later = [(each.nodes, each.machine, each.at_most) for each in plan.offers if each.attempt > 1]
+        assert announced[:1] == first[:1]
+        assert {*first} <= {*announced} <= {*first, *later}  # of a list of providers, each attempt is announced
         assert self.image is not None, "it did not come to its first node"
         assert plan.packages == ((*self.image.pip, *engine_pins()) if self.installs else ())
         assert plan.files == self.files
