@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 from skyward.errors import ConfigurationError, SkywardError, UnreachableError
-from skyward.providers._common.cached_answers import AnswerFile
+from skyward.providers._common.cached_answers import AnswerFile, SharedAnswers
 from skyward.providers._common.logins import KeyPair, host_key
 from skyward.providers._common.machine_boot import cloud_config
 from skyward.providers._common.machine_catalogue import X86, Catalogue, MachineType, sold_as
@@ -584,6 +584,7 @@ class Account(MachineApi):
     _offered: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     _subnets: tuple[Subnet, ...] = ()
     _images: dict[str, MachineImage] = field(default_factory=dict[str, MachineImage])
+    _looks: SharedAnswers[Any] = field(default_factory=lambda: SharedAnswers(0.0))  # of those under way
 
     @property
     def region(self) -> str:
@@ -593,9 +594,12 @@ class Account(MachineApi):
     async def types(self) -> tuple[MachineType, ...]:
         """Return every machine type of the region; cached on disk for a week."""
         if not self._types:
-            kept = await self.kept("types", _WEEK_S).completed(["types"], self._types_now)
-            self._types = parse_types(kept.get("types", ()))
+            self._types = (await self._looks.of("types", self._kept_types)).value
         return self._types
+
+    async def _kept_types(self) -> tuple[MachineType, ...]:
+        kept = await self.kept("types", _WEEK_S).completed(["types"], self._types_now)
+        return parse_types(kept.get("types", ()))
 
     async def _types_now(self, names: Sequence[str]) -> Mapping[str, Sequence[Json]]:
         rows: list[Json] = await self.api.pages("ec2", "DescribeInstanceTypes", "InstanceTypes")
@@ -627,7 +631,7 @@ class Account(MachineApi):
     async def subnets(self) -> tuple[Subnet, ...]:
         """Return the subnets that machines may be in."""
         if not self._subnets:
-            self._subnets = await find_subnets(self.api, self.subnet)
+            self._subnets = (await self._looks.of("subnets", lambda: find_subnets(self.api, self.subnet))).value
         return self._subnets
 
     async def close(self) -> None:
