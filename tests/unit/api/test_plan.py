@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import skyward as sky
 from skyward.api.plan import Plan
 from skyward.environment.skyward_wheel import engine_pins
 from skyward.errors import AuthenticationError, CapacityError
+from skyward.integrations import JoblibPool
 from skyward.ledger.fleet_record import FleetFolder
 from skyward.market.consent import CONFIRM_ABOVE
 from skyward.providers.base import Offer
@@ -164,6 +166,12 @@ def test_nodes_on_this_machine_install_nothing() -> None:
 
     assert (plan.packages, plan.problems) == ((), ())
     assert repr(plan).startswith("Opening this pool would get 2 nodes of local, for nothing.")
+
+
+def test_pools_of_joblib_have_plans_with_the_versions_of_this_process() -> None:
+    pool = JoblibPool(provider=Cloud(OFFERS), image=sky.Image(mirror=False), display="quiet")
+
+    assert f"joblib=={version('joblib')}" in pool.plan().packages
 
 
 def test_what_nodes_could_not_do_is_told() -> None:
