@@ -14,7 +14,7 @@ from typing import Any
 from skyward.base.waiting import SYSTEM_CLOCK, Clock
 from skyward.errors import SkywardError
 from skyward.events import Notice, SkywardEvent
-from skyward.ledger.fleet_record import kept_pools
+from skyward.ledger.fleet_record import belongs_to, kept_pools
 from skyward.ledger.ledger import Ledger, LedgerEntry
 from skyward.ledger.termination import end_instances
 from skyward.providers.base import Instance, InstanceState, Provider
@@ -553,18 +553,20 @@ class OpeningSweep:
         ledger: the record of the machines.
         publish: receives notices of what was ended; must not block.
         pool_id: the opening pool's id: what an earlier client of a kept fleet had bought in vain ends in any case.
+        fleet: name of a kept fleet that is opened for the first time: other machines of that name are told of.
     """
 
     provider: Provider
     ledger: Ledger
     publish: Callable[[SkywardEvent], None]
     pool_id: str = ""
-    _running: asyncio.Task[None] | None = None
+    fleet: str = ""
+    _running: asyncio.Future[Any] | None = None
 
     def begin(self) -> None:
         """Begin to sweep; does nothing for machines that the user already has."""
         if not self.provider.own_machines:
-            self._running = asyncio.ensure_future(self._run())
+            self._running = asyncio.gather(self._run(), self._look_for_namesakes())
 
     async def settle(self) -> None:
         """Wait up to 30 s for the sweep to end, then cancel it; its remaining entries stay open for the next one."""
@@ -590,6 +592,29 @@ class OpeningSweep:
             notes = [f"could not look for machines that programs left at {name} when they died: {error}; {_ADVICE}"]
         for note in notes:
             self.publish(Notice(note))
+
+    async def _look_for_namesakes(self) -> None:
+        """Tell of machines of a fleet of the same name that this ledger does not have: they cost money, too."""
+        name = self.provider.name
+        if not (self.fleet and self.provider.supports("tagged")):
+            return
+        try:
+            tagged = await self.provider.tagged()
+            entries = await asyncio.to_thread(self.ledger.entries)
+        except Exception:
+            _logger.debug("%s cannot list its machines", name, exc_info=True)
+            return
+        pools: dict[str, list[str]] = {}
+        for machine in unaccounted(name, tagged, entries):
+            if (pool_id := _pool_of(machine.key)) != self.pool_id and belongs_to(self.fleet, pool_id):
+                pools.setdefault(pool_id, []).append(machine.id)
+        for pool_id, machines in pools.items():
+            text = (
+                f"{name} has machines of another fleet {self.fleet!r}: {', '.join(machines)}. They are another "
+                "computer's, or the state folder that had their keys is lost; "
+                f"`skyward down {pool_id} --provider {name}` ends them"
+            )
+            self.publish(Notice(text))
 
 
 def notes_on_sweep(provider: str, report: SweepReport, now: float) -> Sequence[str]:

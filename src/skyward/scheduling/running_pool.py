@@ -281,7 +281,8 @@ class RunningPool:
         self._keeping = self._make_keeping(tls, ledger)
         await asyncio.to_thread(start_keepers)
         for provider in self._provider.members:
-            sweep = OpeningSweep(provider, ledger, publish=publish, pool_id=self._parts.pool_id)
+            new = "" if record is not None else request.name
+            sweep = OpeningSweep(provider, ledger, publish=publish, pool_id=self._parts.pool_id, fleet=new)
             sweep.begin()
             to_close.push_async_callback(sweep.settle)
         folder = self._parts.folder

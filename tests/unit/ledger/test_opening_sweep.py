@@ -14,6 +14,7 @@ import skyward as sky
 from skyward.errors import CapacityError, TerminationError
 from skyward.events import Notice, SkywardEvent
 from skyward.ledger import sweep as opening_sweep
+from skyward.ledger.fleet_record import new_pool_id
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.ownership import Owner
 from skyward.ledger.sweep import OpeningSweep
@@ -66,6 +67,28 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(Ledger(tmp_path / "ledger.db", now=lambda: STARTED))
+
+
+def test_machines_of_a_fleet_of_the_same_name_that_only_their_tags_tell_of_are_named_and_live_on(stage: Stage) -> None:
+    lost, own, other = new_pool_id("llm"), new_pool_id("llm"), new_pool_id("other")
+
+    async def scenario() -> None:
+        offers = await stage.provider.offers(parse_request())
+        for pool_id in (lost, own, other):
+            order = LaunchOrder(pool_id=pool_id, keys=(f"{pool_id}-0-aaaaaaaa",), timeout_s=60.0)
+            await stage.provider.launch(offers, order)
+        for fleet in ("llm", ""):
+            sweep = OpeningSweep(stage.provider, stage.ledger, publish=stage.events.append, pool_id=own, fleet=fleet)
+            sweep.begin()
+            await sweep.settle()
+
+    asyncio.run(scenario())
+
+    (told,) = stage.notices()
+    (machine, *_) = stage.provider.alive
+    assert f"fake has machines of another fleet 'llm': {machine}. " in told
+    assert f"`skyward down {lost} --provider fake` ends them" in told
+    assert len(stage.provider.alive) == 3
 
 
 def test_a_dead_owners_machine_is_ended_and_named_with_its_cost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
