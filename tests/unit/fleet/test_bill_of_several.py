@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.base.waiting import Clock
-from skyward.errors import AuthenticationError, CapacityError, UnreachableError
+from skyward.errors import AuthenticationError, CapacityError, TerminationError, UnreachableError
 from skyward.events import CostFinal
 from skyward.fleet.fleet import Fleet
 from skyward.ledger.ledger import Ledger
@@ -204,3 +204,42 @@ def test_the_next_client_of_a_kept_fleet_goes_on_with_the_shares(simulated: None
     final = simulate(lambda: live_with_two_clients(stage))
 
     assert final.cost_by_provider == pytest.approx({name: usd for name, usd in stage.bills().items() if usd}, abs=0.01)
+
+
+def test_what_one_provider_charges_above_the_limit_is_bought_from_the_others(simulated: None, tmp_path: Path) -> None:
+    stage = Stage(Ledger(tmp_path / "ledger.db"))
+    for provider in stage.fakes.values():
+        provider.fates.clear()
+    stage.fakes["own"].prices["big"] = 50.0
+    nodes: list[str] = []
+
+    async def scenario() -> None:
+        fleet = stage.fleet(max_price_per_hour=5.0)
+        try:
+            await fleet.start(stage.engine)
+            nodes.extend(node.instance.offer.provider for node in fleet.nodes)
+        finally:
+            await fleet.stop()
+
+    simulate(scenario)
+    assert sorted(nodes) == ["east", "east", "north", "north", "west", "west"]
+    assert 0 < stage.fakes["own"].bill() < 50 * 2 * 0.1, "they were ended at once"
+
+
+def test_a_provider_whose_api_is_down_keeps_no_other_machine_from_its_end(simulated: None, tmp_path: Path) -> None:
+    stage = Stage(Ledger(tmp_path / "ledger.db"))
+
+    async def scenario() -> None:
+        fleet = stage.fleet()
+        await fleet.start(stage.engine)
+        stage.fakes["north"].fail("terminate", UnreachableError("status 503"), times=1000)
+        await fleet.stop()
+
+    with pytest.raises(TerminationError) as failed:
+        simulate(scenario)
+
+    north = stage.fakes.pop("north")
+    assert {*failed.value.instance_ids} == {*north.alive} != set()
+    assert [machine for provider in stage.fakes.values() for machine in provider.alive] == []
+    assert {entry.instance_id for entry in stage.ledger.open_entries()} == {*north.alive}
+    assert {entry.purchase.provider for entry in stage.ledger.open_entries()} == {"north"}
