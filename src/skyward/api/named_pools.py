@@ -223,7 +223,7 @@ def _provider(value: Any, _: Path) -> Provider | list[Provider]:
         return [cast("Provider", _provider(each, _)) for each in cast("list[Any]", value)]
     settings: dict[str, Any] = {"name": value} if isinstance(value, str) else {**_table("provider", value)}
     if not isinstance(name := settings.pop("name", None), str):
-        raise ConfigurationError('provider needs a name, as in provider = {name = "aws", region = "eu-central-1"}')
+        raise ConfigurationError('provider needs a name, as in provider = { name = "ssh", hosts = ["gpu1"] }')
     parameters = provider_parameters(provider_type(name))
     if secret := next((key for key in settings if key in parameters and not parameters[key].repr), None):
         raise ConfigurationError(

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -96,13 +97,21 @@ def folder_of(instance: Instance) -> Path:
 # --- all of them --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", sorted(main.commands))
-def test_every_command_explains_itself_and_speaks_json(command: str) -> None:
-    done = run(command, "--help")
+def commands(group: click.Group) -> Iterator[tuple[list[str], click.Command]]:
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from (([name, *rest], each) for rest, each in commands(command))
+        else:
+            yield [name], command
+
+
+@pytest.mark.parametrize(("words", "command"), commands(main), ids=str)
+def test_every_command_explains_itself_and_speaks_json(words: list[str], command: click.Command) -> None:
+    done = run(*words, "--help")
 
     assert done.exit_code == 0
     assert "--json" in done.output
-    assert main.commands[command].help
+    assert command.help
 
 
 @pytest.mark.parametrize("command", [["ls"], ["sweep"], ["down", "sky-1"], ["logs", "sky-1"], ["clean"]])
