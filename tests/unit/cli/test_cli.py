@@ -105,7 +105,7 @@ def commands(group: click.Group) -> Iterator[tuple[list[str], click.Command]]:
             yield [name], command
 
 
-@pytest.mark.parametrize(("words", "command"), commands(main), ids=str)
+@pytest.mark.parametrize(("words", "command"), [*commands(main)], ids=str)
 def test_every_command_explains_itself_and_speaks_json(words: list[str], command: click.Command) -> None:
     done = run(*words, "--help")
 
