@@ -11,7 +11,7 @@ from skyward.errors import AuthenticationError, CapacityError, ConfigurationErro
 from skyward.market.choose import choose
 from skyward.providers.base import Offer, matching_offers
 from skyward.request.accelerators import Accelerator
-from skyward.request.instance import InstanceSpec
+from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
 from support.clouds.vendors import VENDORS, Vendor, opened
@@ -97,12 +97,13 @@ def test_a_machine_has_the_accelerator_that_it_was_bought_for() -> None:
 async def test_a_vendors_catalogue_is_read_once_for_many_accelerators(
     vendor: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = Accelerator.any(memory=">=16GB")
+    request = parse_request(accelerator=Accelerator.any(memory=">=16GB"), spot="if-available")
 
     with opened(vendor, monkeypatch, tmp_path) as cloud:
         provider = vendor.provider(cloud)
-        offers = await matching_offers(provider, parse_request(accelerator=many, spot="if-available"))
+        offers = await matching_offers(provider, request)
         await provider.close()
 
     assert offers
+    assert not any(InstanceWish(accelerator=request.accelerator_of(each.spec)).shortfall(each.spec) for each in offers)
     assert max(map(cloud.service.routes.count, cloud.service.routes)) <= 2  # both markets
