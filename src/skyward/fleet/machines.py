@@ -268,7 +268,7 @@ class Machines:
         batches, remark = await self._choose(nodes, has, failed, instead_of)
         batches = await self.consent.given(batches, has, provider=self.provider.name)
         offers = [offer for batch in batches for offer in batch.offers]
-        apart = note_on_gangs(offers, nodes + len(has), self.provider.name)
+        apart = note_on_gangs(offers, nodes + len(has), self.provider.name, spread=self.request.spread)
         for note in (remark, apart, *(batch.offers[0].note for batch in batches)):
             self.notice(note)
         return batches

@@ -55,16 +55,31 @@ def connected(offers: Sequence[Offer], request: PoolRequest, *, nodes: int) -> S
     return found
 
 
-def note_on_gangs(offers: Sequence[Offer], nodes: int, provider: str, *, modules: Container[str] = sys.modules) -> str:
+def note_on_gangs(
+    offers: Sequence[Offer],
+    nodes: int,
+    provider: str,
+    *,
+    spread: bool = False,
+    modules: Container[str] = sys.modules,
+) -> str:
     """Return the remark on machines for a pool in which a gang could not run; empty if one can, or none is made.
 
     Args:
         offers: the machines to buy.
         nodes: number of nodes that the pool will have.
         provider: the provider's name.
+        spread: True if the nodes may be of several providers.
         modules: imported modules: a program without :mod:`skyward.distributed` has no gangs.
     """
-    if nodes < _SEVERAL or _GANGS not in modules or not all(offer.island for offer in offers):
+    if nodes < _SEVERAL or _GANGS not in modules:
+        return ""
+    if spread and len({offer.site for offer in offers}) > 1:
+        return (
+            "spread=True lets the nodes come from several places, and calls with skyward.distributed are refused on "
+            "nodes that do not reach each other"
+        )
+    if not all(offer.island for offer in offers):
         return ""
     return (
         f"nodes of {provider} cannot reach each other: calls with skyward.distributed are refused on this pool of "

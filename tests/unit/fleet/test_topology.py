@@ -64,3 +64,11 @@ def test_a_program_with_gangs_is_told_of_islands_before_they_are_bought(
 
     assert ("nodes of cloud cannot reach each other" in note) == noted
     assert ("nodes=1" in note) == noted
+
+
+@pytest.mark.parametrize(("spread", "is_noted"), [(True, True), (False, False)])
+def test_a_program_with_gangs_is_told_that_spread_nodes_may_be_apart(spread: bool, is_noted: bool) -> None:
+    offers = [replace(NEAR, provider=provider) for provider in ("a", "b")]
+    note = note_on_gangs(offers, 2, "a, b", spread=spread, modules={"skyward.distributed"})
+
+    assert note.startswith("spread=True lets the nodes come from several places") is is_noted
