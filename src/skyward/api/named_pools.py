@@ -19,7 +19,7 @@ from skyward.providers._common.machine_catalogue import closest
 from skyward.providers.base import Provider
 from skyward.providers.registry import make_provider, provider_parameters, provider_type
 from skyward.request.accelerators import Accelerator, Accelerators
-from skyward.request.checks import refusal, text
+from skyward.request.checks import option_names, refusal, refuse_unknown, text, unknown_option
 from skyward.request.volume import S3Volume
 
 P = TypeVar("P")
@@ -123,13 +123,14 @@ def _read(path: Path, table: tuple[str, ...]) -> SettingsFile | None:
         raise ConfigurationError(f"{where}: this is not TOML: {what}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    for name in table:
-        found = found.get(name, {})
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"{path}: {'.'.join(table)} is a table, such as [{'.'.join(table)}.pools.big]")
-    return (
-        SettingsFile(path=path, text=content, table=table, settings=cast("Any", found)) if found or not table else None
-    )
+    for depth in range(1, len(table) + 1):
+        found = cast("dict[str, Any]", found).get(table[depth - 1], {})
+        if not isinstance(found, dict):
+            line = _line_of(content, table[:depth])
+            raise ConfigurationError(f"{path}:{line}: {'.'.join(table[:depth])} must be a table")
+    if not found and table:
+        return None
+    return SettingsFile(path=path, text=content, table=table, settings=cast("dict[str, Any]", found))
 
 
 def _line_of(text: str, keys: Sequence[str]) -> int:
@@ -165,7 +166,7 @@ def make_named(make: Callable[..., P], name: str, changes: Mapping[str, Any]) ->
     for file in files:
         if name in file.pools:
             return make_of(make, file, name, changes)
-    known = [each for file in files for each in file.pools]
+    known = [each for file in files for each in file.pools if each]
     where = " and ".join(str(file.path) for file in files) or "no file"
     raise ConfigurationError(
         f"no pool is named {name!r} in the settings{closest(name, known)}. Read: {where}. Settings are tables such as "
@@ -182,6 +183,8 @@ def make_of(make: Callable[..., P], file: SettingsFile, name: str, changes: Mapp
             with _errors_of(file, name, key):
                 values[key] = convert(values[key], file.path.parent)
     with _errors_of(file, name, changes=changes):
+        if "self" in values:
+            raise unknown_option(getattr(make, "__name__", "it"), ["self"], option_names(make))
         return make(**{**values, **changes})
 
 
@@ -210,7 +213,10 @@ def _accelerator(value: Any, _: Path) -> Accelerators:
     """Return one accelerator or several; a table has the parameters of Accelerator, or, without a name, of its any."""
     if isinstance(value, dict):
         options = cast("dict[str, Any]", value)
-        return Accelerator(**options) if "name" in options else Accelerator.any(**options)
+        if "name" in options:
+            return Accelerator(**options)
+        refuse_unknown("an accelerator without a name", options, ["name", *option_names(Accelerator.any)])
+        return Accelerator.any(**options)
     if not isinstance(value, list):
         return value
     several = [_accelerator(each, _) for each in cast("list[Any]", value)]

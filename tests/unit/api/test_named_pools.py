@@ -135,6 +135,8 @@ MISTAKES = [
     ("[pools.big]\nprovider = 'local'\nimage = 5", 3, "image must be a table"),
     ("[pools.big]\nprovider = 'local'\nimage = 'numpy'", 3, "image must be a table"),
     ("[pools.big]\nnodes = 2", 1, "ComputePool needs provider"),
+    ("[pools.big]\nprovider = 'local'\naccelerator = { nme = 'H100' }", 3, "'nme' (did you mean name?)"),
+    ("[pools.big]\nprovider = 'local'\nself = 3", 3, "ComputePool has no option 'self'"),
     ("pool.big.nodes = 2", 1, "'pool' is unknown; closest: pools"),
     ("pools.big = 2", 1, "a pool is a table"),
     ("pools = 2", 1, "a pool is a table"),
@@ -151,6 +153,17 @@ def test_a_mistake_is_named_with_file_and_line(project: Path, text: str, line: i
 
     assert str(caught.value).startswith(f"{path}:{line}: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "table"),
+    [("tool = 5", 1, "tool"), ("\n[[tool]]", 2, "tool"), ("[tool]\nskyward = 1", 2, "tool.skyward")],
+)
+def test_a_table_of_pyproject_that_is_none_is_named(project: Path, text: str, line: int, table: str) -> None:
+    path = write(project / "pyproject.toml", f"# first\n{text}")
+
+    with pytest.raises(ConfigurationError, match=rf"^{path}:{line + 1}: {table} must be a table$"):
+        settings_files()
 
 
 def test_a_mistake_in_the_program_is_not_blamed_on_the_file(project: Path) -> None:
