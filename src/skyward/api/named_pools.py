@@ -225,6 +225,8 @@ def _accelerator(value: Any, _: Path) -> Accelerators:
 
 def _provider(value: Any, _: Path) -> Provider | list[Provider]:
     """Return one provider or several, each a name, or a table of its name and its settings."""
+    if value == []:
+        raise ConfigurationError('provider is an empty list: name a source of machines, as in provider = ["local"]')
     if isinstance(value, list):
         return [cast("Provider", _provider(each, _)) for each in cast("list[Any]", value)]
     settings: dict[str, Any] = {"name": value} if isinstance(value, str) else {**_table("provider", value)}
@@ -254,6 +256,10 @@ def _place(path: Any, folder: Path) -> Any:
     return os.path.join(folder, os.path.expanduser(path))
 
 
+def _on_event(_: Any, __: Path) -> Any:
+    raise ConfigurationError("on_event is a function, which no file can hold: pass it in the program")
+
+
 def _volume(value: Any, _: Path) -> list[S3Volume]:
     if not isinstance(value, list):
         raise refusal("volume", "a list of tables, each with mount_path and bucket", value)
@@ -270,7 +276,8 @@ _CONVERSIONS: Final[Mapping[str, Callable[[Any, Path], Any]]] = {
     "accelerator": _accelerator,
     "image": _image,
     "nodes": _nodes,
+    "on_event": _on_event,
     "provider": _provider,
     "volume": _volume,
 }
-"""Parameters whose values TOML cannot express, with the functions that make them; these are given the file's folder."""
+"""Parameters whose values TOML cannot express, with the functions that make them, or refuse them."""

@@ -136,6 +136,8 @@ MISTAKES = [
     ("[pools.big]\nprovider = 'local'\nimage = 'numpy'", 3, "image must be a table"),
     ("[pools.big]\nnodes = 2", 1, "ComputePool needs provider"),
     ("[pools.big]\nprovider = 'local'\naccelerator = { nme = 'H100' }", 3, "'nme' (did you mean name?)"),
+    ("[pools.big]\nprovider = []", 2, 'provider = ["local"]'),
+    ("[pools.big]\nprovider = 'local'\non_event = 'print'", 3, "pass it in the program"),
     ("[pools.big]\nprovider = 'local'\nself = 3", 3, "ComputePool has no option 'self'"),
     ("pool.big.nodes = 2", 1, "'pool' is unknown; closest: pools"),
     ("pools.big = 2", 1, "a pool is a table"),
