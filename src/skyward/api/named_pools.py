@@ -166,7 +166,7 @@ def make_named(make: Callable[..., P], name: str, changes: Mapping[str, Any]) ->
     for file in files:
         if name in file.pools:
             return make_of(make, file, name, changes)
-    known = [each for file in files for each in file.pools if each]
+    known = sorted({each for file in files for each in file.pools if each})
     where = " and ".join(str(file.path) for file in files) or "no file"
     raise ConfigurationError(
         f"no pool is named {name!r} in the settings{closest(name, known)}. Read: {where}. Settings are tables such as "

@@ -181,7 +181,8 @@ def test_an_unknown_name_gets_the_closest_and_the_files_that_were_read(project: 
     with pytest.raises(ConfigurationError, match="Read: no file"):
         sky.ComputePool.named("big")
     path = write(user / "skyward.toml", "[pools.big]\nnodes = 2\n")
-    with pytest.raises(ConfigurationError, match=f"'bgi' in the settings; closest: big. Read: {path}"):
+    own = write(project / "skyward.toml", "[pools.big]\nnodes = 2\n")
+    with pytest.raises(ConfigurationError, match=f"'bgi' in the settings; closest: big. Read: {own} and {path}"):
         sky.ComputePool.named("bgi")
 
 
