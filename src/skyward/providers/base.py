@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Literal
 
 from skyward.errors import (
@@ -377,7 +377,10 @@ async def matching_offers(provider: Provider, request: PoolRequest) -> Sequence[
 async def offers_for_each(
     wishes: Sequence[PoolRequest], ask: Callable[[PoolRequest], Awaitable[Sequence[Offer]]]
 ) -> Sequence[Offer]:
-    """Return the offers for each of the wishes that is not refused, each once; see :func:`matching_offers`."""
+    """Return the offers for each of the wishes that is not refused, each once; see :func:`matching_offers`.
+
+    Wishes that may be served, but could not be made, are named in the offers' notes: they may be cheaper.
+    """
     if len(wishes) == 1:
         return await ask(wishes[0])
     answers = await asyncio.gather(*map(ask, wishes), return_exceptions=True)
@@ -387,7 +390,20 @@ async def offers_for_each(
             raise error
     if len(errors) == len(answers):
         raise _none_offered(wishes, errors)
-    return list(dict.fromkeys(offer for answer in answers if not isinstance(answer, BaseException) for offer in answer))
+    found = dict.fromkeys(offer for answer in answers if not isinstance(answer, BaseException) for offer in answer)
+    if not (remark := _not_asked(wishes, answers)):
+        return list(found)
+    return [replace(offer, note="; ".join(filter(None, (offer.note, remark)))) for offer in found]
+
+
+def _not_asked(wishes: Sequence[PoolRequest], answers: Sequence[object]) -> str:
+    settled = (CapacityError, ConfigurationError, QuotaError)
+    failed = {
+        str(wish.accelerator): answer
+        for wish, answer in zip(wishes, answers, strict=True)
+        if isinstance(answer, BaseException) and not isinstance(answer, settled)
+    }
+    return f"{' and '.join(failed)} could not be asked for: {next(iter(failed.values()))}" if failed else ""
 
 
 _LISTED: Final = 5

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, SkywardError
+from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, RateLimitError, SkywardError
 from skyward.market.choose import choose
 from skyward.providers.base import Offer, matching_offers
 from skyward.request.accelerators import Accelerator
@@ -66,6 +66,16 @@ async def test_one_that_refuses_them_all_gives_every_reason() -> None:
         "  1x L40S: sold out",
         "  1x A100-40GB: nobody has A100-40GB",
     ]
+
+
+async def test_those_that_could_not_be_asked_for_are_named_since_they_may_be_cheaper() -> None:
+    throttled = Seller(
+        {"H100-80GB": 3.0, "L40S": RateLimitError("too many calls"), "A100-40GB": CapacityError("sold out")}
+    )
+
+    (offer,) = await matching_offers(throttled, ANY)
+
+    assert offer.note == "1x L40S could not be asked for: too many calls"
 
 
 async def test_a_reason_that_all_have_is_given_once() -> None:
