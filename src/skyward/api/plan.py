@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Final
@@ -23,6 +23,7 @@ from skyward.market.choose import Batch
 from skyward.market.consent import Forecast
 from skyward.providers.base import Offer, Provider
 from skyward.providers.several import own_copy
+from skyward.request.image import ImageSettings
 from skyward.request.includes import bytes_of, included_files, size_words
 from skyward.request.request import PoolRequest
 
@@ -55,6 +56,7 @@ class PlannedOffer:
         at_most: USD that all of these nodes can cost until ``timeout``, within ``max_cost``; None is unknown.
         connected: True if the machines reach each other.
         ends_itself: True if the machines can end their own bill when the program is dead, or cost nothing.
+        installs: True if the machines would install the plan's ``packages``; nodes on this machine use what is here.
     """
 
     nodes: int
@@ -72,6 +74,7 @@ class PlannedOffer:
     at_most: float | None
     connected: bool
     ends_itself: bool
+    installs: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -88,7 +91,7 @@ class Plan:
         offers: the machines, in the order in which they would be tried.
         at_most: USD that the pool can cost until ``timeout``, whichever of the offers it gets, within ``max_cost``;
             None is unknown. Of an elastic pool, and for machines that replace lost ones, only ``max_cost`` is a limit.
-        packages: requirements that would be installed on nodes, in pip's notation, Skyward's own ones last.
+        packages: requirements that would be installed on these machines, in pip's notation, Skyward's own ones last.
         apt: Debian packages that would be installed.
         files: names of the files that every node would get, in the folder of its files.
         files_bytes: their size.
@@ -134,7 +137,8 @@ class Plan:
         if self.problems:
             return "This pool would not open."
         taken = f"take over {plural(self.present, 'node')}" if self.present else ""
-        got = f"get {plural(self.nodes, 'node')} of {self.provider}" if self.nodes or not self.present else ""
+        sources = ", ".join(_labels(self.offers)) or self.provider
+        got = f"get {plural(self.nodes, 'node')} of {sources}" if self.nodes or not self.present else ""
         more = f", and up to {self.most_nodes} with its work" if self._grows else ""
         would = " and ".join(filter(None, (taken, got)))
         return f"Opening this pool would {would}{more}{self._cost_words() if self.offers else ''}."
@@ -159,7 +163,9 @@ class Plan:
             yield "offers", f"{more} more, which are tried after these"
         if self.packages or self.apt:
             counted = plural(len(self.packages) + len(self.apt), "package")
-            yield counted, ", ".join([*self.packages, *(f"{name} (apt)" for name in self.apt)])
+            some = not all(offer.installs for offer in self.offers)
+            where = f" on machines of {_names(offer for offer in self.offers if offer.installs)}" if some else ""
+            yield counted + where, ", ".join([*self.packages, *(f"{name} (apt)" for name in self.apt)])
         elif not self.problems:
             yield "packages", "none is installed"
         if self.files:
@@ -204,9 +210,10 @@ def make_plan(
             request = with_environment(request, provider, names=names, report=notes.append)
     except SkywardError as error:
         problems.append(str(error))
+    here = any(member.this_machine for member in provider.members) and runs_here(request.image)
     try:
         record = _kept_fleet(request, takeover=takeover)
-        purchase = loop.call(_decide_purchase(request, provider, notes, record, as_found=as_found))
+        purchase = loop.call(_decide_purchase(request, provider, notes, record, as_found=as_found, installed_here=here))
     except SkywardError as error:
         problems.append(str(error))
         purchase = _Purchase()
@@ -214,7 +221,8 @@ def make_plan(
             notes.append(
                 f"the opening tries that again for {duration(request.wait_for_capacity_s)} (wait_for_capacity)"
             )
-    prepares = not (provider.this_machine and runs_here(request.image)) and purchase.prepares
+    sources = purchase.sources or provider.members
+    installs = purchase.prepares and not all(source.this_machine and here for source in sources)
     return Plan(
         provider=provider.name,
         nodes=purchase.nodes,
@@ -224,13 +232,19 @@ def make_plan(
         timeout_s=request.timeout_s,
         offers=purchase.offers,
         at_most=purchase.at_most,
-        packages=(*request.image.pip, *engine_pins()) if prepares else (),
-        apt=request.image.apt if prepares and not provider.this_machine else (),
+        packages=_packages(request.image) if installs else (),
+        apt=request.image.apt if installs and not all(source.this_machine for source in sources) else (),
         files=tuple(file.name for file in files if file.link or not file.path.is_dir()) if purchase.prepares else (),
         files_bytes=bytes_of(files) if purchase.prepares else 0,
         notes=tuple(note for note in dict.fromkeys(notes) if not note.startswith(MIRRORING)),
         problems=tuple(problems),
     )
+
+
+def _packages(image: ImageSettings) -> tuple[str, ...]:
+    from skyward.environment.installed import without_implied
+
+    return (*without_implied(image.pip, engine_pins()), *engine_pins())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +254,7 @@ class _Purchase:
     Attributes:
         nodes, present, offers, at_most: see :class:`Plan`.
         prepares: True if a node would get its environment and files.
+        sources: providers of the nodes that would be set up; empty if they are not known.
     """
 
     nodes: int = 0
@@ -247,6 +262,7 @@ class _Purchase:
     offers: tuple[PlannedOffer, ...] = ()
     at_most: float | None = None
     prepares: bool = True
+    sources: tuple[Provider, ...] = ()
 
 
 def _kept_fleet(request: PoolRequest, *, takeover: bool) -> FleetRecord | None:
@@ -261,7 +277,13 @@ def _kept_fleet(request: PoolRequest, *, takeover: bool) -> FleetRecord | None:
 
 
 async def _decide_purchase(
-    request: PoolRequest, provider: Provider, notes: list[str], record: FleetRecord | None, *, as_found: bool
+    request: PoolRequest,
+    provider: Provider,
+    notes: list[str],
+    record: FleetRecord | None,
+    *,
+    as_found: bool,
+    installed_here: bool,
 ) -> _Purchase:
     """Decide what would be bought, as the opening does. Raises what that raises before it buys."""
     nodes, restart = request.first_nodes, ""
@@ -274,9 +296,17 @@ async def _decide_purchase(
             return _Purchase(present=len(has), prepares=bool(restart))
     async with own_copy(provider) as own:
         batches, forecast = await _decide(request, own, notes, record, nodes=max(1, nodes))
-        offers = tuple(_planned(batches, own, forecast))
+        offers = tuple(_planned(batches, own, forecast, installed_here=installed_here))
+        set_up = [*(has if restart else ()), *(offer for batch in batches for offer in batch.offers)]
+        sources = tuple(map(own.member_of, set_up))
     at_most = forecast.max_cost if request.elastic else _most(batches, has, forecast)
-    return _Purchase(nodes=nodes, present=len(has), offers=offers, at_most=None if math.isinf(at_most) else at_most)
+    return _Purchase(
+        nodes=nodes,
+        present=len(has),
+        offers=offers,
+        at_most=None if math.isinf(at_most) else at_most,
+        sources=sources,
+    )
 
 
 async def _decide(
@@ -301,10 +331,12 @@ async def _decide(
     return await machines.decide(nodes, has), machines.consent.forecast
 
 
-def _planned(batches: Sequence[Batch], provider: Provider, forecast: Forecast) -> Iterator[PlannedOffer]:
+def _planned(
+    batches: Sequence[Batch], provider: Provider, forecast: Forecast, *, installed_here: bool
+) -> Iterator[PlannedOffer]:
     for batch in batches:
         for attempt, offer in enumerate(batch.offers, 1):
-            most, spec = forecast.most(offer, batch.nodes), offer.spec
+            most, spec, source = forecast.most(offer, batch.nodes), offer.spec, provider.member_of(offer)
             yield PlannedOffer(
                 nodes=batch.nodes,
                 attempt=attempt,
@@ -320,7 +352,8 @@ def _planned(batches: Sequence[Batch], provider: Provider, forecast: Forecast) -
                 price_per_hour=offer.price_per_hour,
                 at_most=None if math.isinf(most) else most,
                 connected=not offer.island,
-                ends_itself=provider.member_of(offer).ends_itself or offer.price_per_hour == 0,
+                ends_itself=source.ends_itself or offer.price_per_hour == 0,
+                installs=not (source.this_machine and installed_here),
             )
 
 
@@ -367,8 +400,12 @@ def _end_words(offers: Sequence[PlannedOffer]) -> str:
     )
 
 
-def _names(offers: Iterator[PlannedOffer]) -> str:
-    return " and ".join(dict.fromkeys(offer.provider for offer in offers))
+def _names(offers: Iterable[PlannedOffer]) -> str:
+    return " and ".join(_labels(offers))
+
+
+def _labels(offers: Iterable[PlannedOffer]) -> Sequence[str]:
+    return [*dict.fromkeys(offer.provider for offer in offers)]
 
 
 def _wrapped(text: str) -> str:

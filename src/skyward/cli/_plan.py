@@ -10,7 +10,7 @@ import click
 from skyward.cli._base import FAILED, Answer, answers
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @answers
@@ -18,7 +18,7 @@ def plan(*, script: Path, arguments: Sequence[str]) -> Answer:
     """Show what opening a script's first pool would do: offers, costs, packages, files, and what is wrong.
 
     The script runs up to there, with its arguments, and ends: nothing is requested or bought. The exit code is 1 if the
-    pool would not open. Options that this command has, too, follow after `--`.
+    pool would not open. All that follows SCRIPT belongs to the script.
     """
     from skyward.api.planned_script import plan_script  # a third of the time that other commands take to start
 

@@ -28,6 +28,7 @@ from skyward.environment.installed import (
     Origin,
     installed_distributions,
     marker_environment,
+    without_implied,
 )
 from skyward.environment.local_wheels import local_wheel
 from skyward.environment.package_sources import variables_for_pip, variables_for_uv
@@ -156,7 +157,7 @@ class ImageMirror:
         backend = {"UV_TORCH_BACKEND": "auto"} if taken & _TORCH else {}  # uv picks PyTorch's build by the machine
         return replace(
             image,
-            pip=tuple(dict.fromkeys((*self.requirements, *image.pip))),
+            pip=tuple(dict.fromkeys((*self.requirements, *without_implied(image.pip, self.requirements)))),
             find_links=(*image.find_links, *self.wheel_folders),
             pip_index_url=image.pip_index_url or self.index_url,
             env=EnvVars(backend) | image.env,

@@ -340,6 +340,24 @@ def is_satisfied(requirements: Sequence[str]) -> bool:
     return all(_has(requirement) for requirement in requirements)
 
 
+def without_implied(requirements: Sequence[str], pins: Sequence[str]) -> Sequence[str]:
+    """Return the requirements that say more than the pins: ``numpy>=2`` says nothing beside ``numpy==2.4.6``."""
+    fixed: dict[str, Requirement] = {canonicalize_name(pin.name): pin for pin in map(Requirement, pins)}
+    return [text for text in requirements if not _is_implied(text, fixed)]
+
+
+def _is_implied(text: str, fixed: Mapping[str, Requirement]) -> bool:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:  # a path
+        return False
+    pin = fixed.get(canonicalize_name(requirement.name))
+    if pin is None or requirement.extras or requirement.url:
+        return False
+    versions = [each.version for each in pin.specifier if each.operator == "=="]
+    return not requirement.specifier or any(requirement.specifier.contains(each, prereleases=True) for each in versions)
+
+
 def _has(text: str, extra: str = "") -> bool:
     try:
         requirement = Requirement(text)

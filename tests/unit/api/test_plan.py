@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import skyward as sky
 from skyward.api.plan import Plan
@@ -137,6 +139,33 @@ def test_of_several_providers_all_are_asked_and_who_is_silent_is_noted() -> None
     assert plan.at_most == 6.0
     assert plan.notes == ("no offers from 1 of 3 providers: north: no key",)
     assert "machines of west cannot end their own bill" in " ".join(repr(plan).split())
+
+
+def test_only_providers_that_have_offers_are_named_and_only_machines_elsewhere_install() -> None:
+    silent = Cloud(name="silent")
+    silent.fail("offers", AuthenticationError("no key"))
+    near, far = FakeProvider([offer("near", 1.0)], name="near"), Cloud([offer("far", 2.0)], name="far")
+
+    alone = sky.ComputePool(provider=[near, silent], spot="never", pip=["click"], display="quiet").plan()
+    silent.fail("offers", AuthenticationError("no key"))
+    both = sky.ComputePool(provider=[near, silent, far], spot="never", pip=["click"], display="quiet").plan()
+
+    assert repr(alone).startswith("Opening this pool would get 1 node of near, for ")
+    assert (alone.packages, [each.installs for each in alone.offers]) == ((), [False])
+    assert repr(both).startswith("Opening this pool would get 1 node of near, far, for ")
+    assert (both.packages[-len(engine_pins()) :], [each.installs for each in both.offers]) == (
+        engine_pins(),
+        [False, True],
+    )
+    assert " packages on machines of far: " in repr(both)
+
+
+def test_no_package_is_listed_twice() -> None:
+    packages = planned(image=sky.Image(pip=["pytest", "Click>1"])).packages
+
+    names = [canonicalize_name(Requirement(line).name) for line in packages]
+    assert {"pytest", "click"} <= {*names}
+    assert sorted(names) == sorted({*names})
 
 
 def test_the_question_above_the_users_limit_is_noted_and_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,12 @@ def test_a_script_ends_where_its_first_pool_would_open(opening: str, plan: Calla
     assert done.stderr.splitlines() == ["before --epochs 3"]
 
 
+def test_options_after_the_script_are_the_scripts(plan: Callable[..., Done]) -> None:
+    done = plan(HEAD + OPENINGS["open"], "--json", "3", "-h", "--", "--help")
+
+    assert done.stderr.splitlines() == ["before --json 3 -h -- --help"]
+
+
 def test_a_script_with_its_own_modules_cleans_up(tmp_path: Path, plan: Callable[..., Done]) -> None:
     (tmp_path / "settings.py").write_text("nodes = 3", encoding="utf-8")
     text = """\

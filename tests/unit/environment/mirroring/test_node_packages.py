@@ -18,6 +18,7 @@ from skyward.api.node_packages import callers_names, refuse_spread_gangs, with_e
 from skyward.cli import main
 from skyward.distributed._gang import GANG_MARK
 from skyward.environment.image_mirror import lack_of, name_in
+from skyward.environment.installed import without_implied
 from skyward.request.request import PoolRequest, parse_request
 
 from .conftest import make_site, make_wheel
@@ -59,7 +60,8 @@ def test_a_function_of_all_workers_together_is_refused_where_nodes_may_be_apart(
         pass
 
     setattr(train, GANG_MARK, True)
-    request = parse_request(**{"nodes": 2, "spread": True, **request_})
+    options: dict[str, Any] = {"nodes": 2, "spread": True, **request_}
+    request = parse_request(**options)
     names = [{"alone": of_nothing, "train": sky.compute(train)}]
     if not is_refused:
         refuse_spread_gangs(request, names)
@@ -156,9 +158,9 @@ CASES = {
     "dict(image=sky.Image(includes=['data']))": [APP, PART, LEAF],
     "dict(env={'A': '1'})": [APP, PART, LEAF],
     "dict(pip=[])": [APP, PART, LEAF],
-    "dict(pip=['sky-other'])": [APP, PART, LEAF, "sky-other", "sky-other==4.0"],
+    "dict(pip=['sky-other'])": [APP, PART, LEAF, "sky-other==4.0"],
     "dict(pip=['sky-new>=5'])": [APP, PART, LEAF, "sky-new>=5"],
-    "dict(image=sky.Image(pip=['sky-part']), pip=['sky-new'])": [APP, PART, LEAF, "sky-new", "sky-part"],
+    "dict(image=sky.Image(pip=['sky-part']), pip=['sky-new'])": [APP, PART, LEAF, "sky-new"],
     "dict(pip=['Sky_Part[fast]<3'])": [APP, PART, LEAF, "Sky_Part[fast]<3"],
     # Another version: what only the replaced one requires is its own affair.
     "dict(pip=['sky_part>=3'])": [APP, "sky_part>=3"],
@@ -229,6 +231,26 @@ def test_requirements_that_exclude_the_mirrored_versions_are_refused_before_a_ma
     assert text.startswith("no machine was requested: pip=[")
     assert CONFLICTS[case] in text
     assert "Image(mirror=False, pip=[…])" in text
+
+
+@pytest.mark.parametrize(
+    ("requirement", "pin", "says_more"),
+    [
+        ("Sky_Part", "sky-part==2.0", False),
+        ("sky-part>=1,<3", "sky-part==2.0", False),
+        ("sky-part; python_version > '3'", "sky-part==2.0", False),
+        ("sky-part", "sky-part @ https://h/x.whl", False),
+        ("sky-part>=1", "sky-part @ https://h/x.whl", True),
+        ("sky-part>=3", "sky-part==2.0", True),
+        ("sky-part==2.0+cpu", "sky-part==2.0", True),
+        ("sky-part[fast]", "sky-part==2.0", True),
+        ("sky-part @ https://h/x.whl", "sky-part==2.0", True),
+        ("sky-parts", "sky-part==2.0", True),
+        ("./folder", "sky-part==2.0", True),
+    ],
+)
+def test_a_requirement_that_a_pin_satisfies_is_left_out_beside_it(requirement: str, pin: str, says_more: bool) -> None:
+    assert without_implied([requirement], [pin]) == ([requirement] if says_more else [])
 
 
 @pytest.mark.parametrize(
