@@ -21,6 +21,8 @@ MIRRORING = "mirroring what this program imports"
 """Begin of the line that lists the mirrored distributions."""
 MIRROR_VARIABLE = "SKYWARD_MIRROR"
 """Environment variable: ``0`` does for all pools what ``Image(mirror=False)`` does for one."""
+PLAN_FILE = "SKYWARD_PLAN_FILE"
+"""Environment variable of a script that ``skyward plan`` runs, and of its children: the file for the plan of a pool."""
 
 
 def callers_names() -> tuple[Mapping[str, object], ...]:

@@ -17,7 +17,7 @@ from functools import cache
 from operator import methodcaller
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 from weakref import ref
 
 from skyward.api.calls import PendingBatch, PendingCompute, PendingResults, PendingStream, Ts, not_a_call
@@ -25,7 +25,7 @@ from skyward.api.executor import CallsByFunction, PoolExecutor, result_of
 from skyward.api.live_views import PoolOutput, serve_snapshots
 from skyward.api.misuse import by_name_only, refuses_operands
 from skyward.api.named_pools import make_named
-from skyward.api.node_packages import callers_names, refuse_spread_gangs, with_environment
+from skyward.api.node_packages import PLAN_FILE, callers_names, refuse_spread_gangs, with_environment
 from skyward.api.node_template import start_template
 from skyward.api.telemetry import open_telemetry
 from skyward.base.descriptors import raised_descriptor_limit
@@ -79,7 +79,6 @@ _pools_made = itertools.count()
 _current: ContextVar[ComputePool | None] = ContextVar("skyward_pool", default=None)
 # In threads, which start with an empty context, the pool opened last is the current one.
 _open_pools: list[ComputePool] = []
-_instead_of_opening: list[Callable[[ComputePool], NoReturn]] = []
 
 
 @refuses_operands
@@ -255,8 +254,10 @@ class ComputePool(CallsByFunction):
     def __enter__(self) -> Self:
         refuse_inside_call()
         refuse_at_exit()
-        for act in _instead_of_opening:
-            act(self)
+        if PLAN_FILE in os.environ:
+            from skyward.api.planned_script import end_with_plan
+
+            end_with_plan(self.plan)
         claimed = False
         try:
             arm()  # so that the block delays SIGTERM, too
@@ -837,11 +838,6 @@ def current_pool() -> ComputePool | None:
     if pool is not None and pool.is_active:
         return pool
     return next((pool for pool in reversed(_open_pools) if pool.is_active), None)
-
-
-def act_instead_of_opening(act: Callable[[ComputePool], NoReturn]) -> None:
-    """Have ``act`` called, from now on, wherever this process would open a pool."""
-    _instead_of_opening.append(act)
 
 
 def _leave_all_to_parent() -> None:

@@ -22,5 +22,11 @@ def plan(*, script: Path, arguments: Sequence[str]) -> Answer:
     """
     from skyward.api.planned_script import plan_script  # a third of the time that other commands take to start
 
-    made = plan_script(script, arguments)
-    return Answer(document=made.document(), text=[repr(made)], exit_code=FAILED if made.problems else 0)
+    planned = plan_script(script, arguments)
+    plan = planned.plan
+    line = f", in line {planned.line}" if planned.line else ""
+    return Answer(
+        document=plan.document() | {"line": planned.line},
+        text=[f"The first pool that {script} opens{line}:", repr(plan)],
+        exit_code=FAILED if plan.problems else 0,
+    )

@@ -50,10 +50,36 @@ with JoblibPool(provider=sky.Local(), nodes=2): print('inside')
 try: pool.open()
 except BaseException: raise ValueError('no pool')
 """,
+    "a child of multiprocessing": """\
+import multiprocessing
+def work():
+    with pool: print('inside')
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    try: child.join()
+    finally: print("cleaned")
+    print("after")
+""",
+    "a worker of a process pool": """\
+import multiprocessing
+def work(_):
+    with pool: print('inside')
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(1) as workers:
+        workers.map(work, [1])  # whose worker ends without an answer
+    print("after")
+""",
+    "a launcher's child": """\
+import subprocess
+program = "import skyward as sky; sky.ComputePool(provider=sky.Local(), nodes=2).open(); print('inside')"
+subprocess.run([sys.executable, "-c", program], check=True)
+print("after")
+""",
 }
 
 
-OFTEN = "a block", "several"
+OFTEN = "a block", "several", "a launcher's child"
 
 
 @pytest.fixture
@@ -80,7 +106,9 @@ def test_a_script_ends_where_its_first_pool_would_open(opening: str, plan: Calla
 
     assert done.exit_code == 0
     assert (done.document["provider"], done.document["nodes"], done.document["problems"]) == ("local", 2, [])
-    assert done.stderr.splitlines() == ["before --epochs 3"]
+    lines = done.stderr.splitlines()
+    assert lines[0] == "before --epochs 3"
+    assert {*lines[1:]} <= {"before", "before --epochs 3", "cleaned"}  # of children, and of `finally`
 
 
 def test_options_after_the_script_are_the_scripts(plan: Callable[..., Done]) -> None:
@@ -107,11 +135,31 @@ def test_a_script_with_its_own_modules_cleans_up(tmp_path: Path, plan: Callable[
     assert done.stderr == "cleaned\n"
 
 
+def test_the_plan_names_the_line_that_opens_the_pool(tmp_path: Path, plan: Callable[..., Done]) -> None:
+    done = plan("import skyward as sky\n\nwith sky.ComputePool(provider=sky.Local()): pass\nsky.ComputePool(")
+    assert done.exit_code == 1  # it is no Python
+
+    text = "import skyward as sky\n\nwith sky.ComputePool(provider=sky.Local()): pass\nraise OSError"
+    assert plan(text).document["line"] == 3
+    shown = CliRunner().invoke(main, ["plan", str(tmp_path / "script.py")]).stdout
+    assert shown.startswith(f"The first pool that {tmp_path / 'script.py'} opens, in line 3:\nOpening this pool would")
+
+
+def test_a_crash_before_the_pool_begins_with_the_scripts_own_line(plan: Callable[..., Done]) -> None:
+    done = plan("def read():\n    raise OSError('no data')\nread()")
+
+    lines = done.stderr.splitlines()[1:]
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].endswith('script.py", line 3, in <module>')
+    assert lines[-1] == "OSError: no data"
+    assert "with exit code 1, before it opened a pool" in done.document["error"]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        pytest.param("print('nothing')", "with exit code 0", marks=pytest.mark.full),
-        ("raise SystemExit(3)", "with exit code 3"),
+        pytest.param("print('nothing')", "script.py opens no pool", marks=pytest.mark.full),
+        ("raise SystemExit(3)", "ended with exit code 3, before it opened a pool"),
     ],
 )
 def test_a_script_without_a_pool_is_an_error(text: str, why: str, plan: Callable[..., Done]) -> None:
