@@ -16,7 +16,8 @@ from skyward.display.words import duration, money, plural
 from skyward.environment.skyward_wheel import engine_pins
 from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Notice, SkywardEvent
-from skyward.fleet.machines import PASSING, Machines
+from skyward.fleet.capacity_wait import PASSING
+from skyward.fleet.machines import Machines
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord, changes_to
 from skyward.ledger.ledger import Ledger
 from skyward.market.choose import Batch

@@ -108,6 +108,35 @@ class FleetUser(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class _JointLaunch:
+    """Order of the first machines of several ranks.
+
+    Attributes:
+        members: the ranks.
+        between: set while it buys nothing.
+        task: its coroutine.
+    """
+
+    members: Sequence[Member]
+    between: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[Mapping[int, Node]] = field(init=False)
+
+    def is_wanted(self, rank: int) -> bool:
+        """Return whether a rank needs a machine of this order; it may have left, and be wanted of another order."""
+        return any(member.wanted for member in self.members if member.rank == rank)
+
+    async def leave(self) -> None:
+        """Return once it buys nothing for ranks that have left the fleet, nor will; it goes on for the others."""
+        paused = asyncio.ensure_future(self.between.wait())
+        try:
+            await asyncio.wait((self.task, paused), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            paused.cancel()
+        if not any(member.wanted for member in self.members):
+            self.task.cancel()
+
+
+@dataclass(slots=True, eq=False)
 class Member:
     """One rank of the fleet, which may have one node after another.
 
@@ -133,7 +162,7 @@ class Member:
     leave: asyncio.Event = field(default_factory=asyncio.Event)
     up: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     failures: int = 0
-    launching: asyncio.Task[Mapping[int, Node]] | None = None
+    launching: _JointLaunch | None = None
     spare: asyncio.Task[Node | None] | None = None
     task: asyncio.Task[None] | None = None
 
@@ -197,7 +226,7 @@ class Fleet:
         self._reported: Exception | None = None
         self.boot_s = _BOOT_S
         self._failed_additions, self._barred_until = 0, -math.inf
-        self._failed_order: asyncio.Task[Mapping[int, Node]] | None = None
+        self._failed_order: _JointLaunch | None = None
         self._moving = asyncio.Lock()  # nodes go back to spot one after the other
         self._spot_again_at, self._spot_pause_s = -math.inf, _SPOT_AGAIN_S
         self._closed = False
@@ -580,17 +609,24 @@ class Fleet:
         taken = self._members.keys() - ({HEAD} if leaving else set())
         free = [rank for rank in range(len(self._members) + count) if rank not in taken]
         members = self._add_members(free[:count])
-        launching = self._spawn(self._launch_after(leaving, members))
+        launching = _JointLaunch(members)
+        launching.task = self._spawn(self._launch_after(leaving, launching))
         for member in members:
             member.launching = launching
             member.task = self._spawn(self._run_member(member))
 
-    async def _launch_after(self, leaving: Member | None, members: Sequence[Member]) -> Mapping[int, Node]:
+    async def _launch_after(self, leaving: Member | None, order: _JointLaunch) -> Mapping[int, Node]:
         """Launch machines, once the former head has left if one of them takes its rank."""
+        order.between.set()
         if leaving is not None and leaving.task is not None:
             await asyncio.wait([leaving.task])
-        ranks = [member.rank for member in members if member.wanted]
-        return await self._launch(ranks) if ranks else {}
+        ranks = [member.rank for member in order.members if member.wanted]
+        if not ranks:
+            return {}
+        nodes = await self._machines.launch(
+            ranks, beside=self._others(ranks), is_wanted=order.is_wanted, between=order.between
+        )
+        return {node.rank: node for node in nodes}
 
     def _dispensable(self, drop: Collection[int], *, with_head: bool) -> list[Member]:
         """Order members by removal: those in ``drop``, those not in use yet, the highest ranks."""
@@ -642,7 +678,7 @@ class Fleet:
         if not member.leave.is_set() or self._closed:
             return
         if member.launching is not None:  # not cancelled: it launches other nodes too
-            await asyncio.wait([member.launching])
+            await member.launching.leave()
         self._user.detach(member.rank, "the fleet was made smaller", for_good=self._is_last_of_rank(member))
         try:
             await self._end(member)
@@ -863,7 +899,7 @@ class Fleet:
     async def _launch_for(self, member: Member) -> Node:
         """Return a machine for a rank: of the order it is part of, the spare one, or a new one."""
         if member.launching is not None:
-            nodes = await asyncio.shield(member.launching)
+            nodes = await asyncio.shield(member.launching.task)
             member.launching = None  # not before: an interrupted member waits for its machine, and ends it
             return nodes[member.rank]
         if (spare := member.spare) is not None:

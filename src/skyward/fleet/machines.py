@@ -19,8 +19,6 @@ from skyward.errors import (
     CapacityError,
     ConfigurationError,
     LedgerError,
-    QuotaError,
-    RateLimitError,
     SkywardError,
     TerminationError,
     UnreachableError,
@@ -35,6 +33,7 @@ from skyward.events import (
     Notice,
     SkywardEvent,
 )
+from skyward.fleet.capacity_wait import PASSING, CapacityWait, WaitReports
 from skyward.fleet.node import OVER, MakeNode, Node, SharedLooks
 from skyward.fleet.outputs import Outputs
 from skyward.fleet.topology import connected, note_on_gangs
@@ -67,11 +66,6 @@ _CERTAIN_S = 600.0
 """Time after which a machine that is not listed was certainly never made, however late its provider lists it."""
 _AT_ONCE = 8
 """Orders of single machines, where the nodes are spread, that are under way at once."""
-PASSING = (CapacityError, QuotaError, RateLimitError, UnreachableError)
-"""Errors of a launch after which a later one may succeed."""
-_ROUND_S, _LONGEST_ROUND_S, _COSTLY_ROUND_S = 10.0, 60.0, 300.0
-"""Pauses between two launches that wait for capacity: the first, the longest, and that after one which cost money."""
-_MINUTE_S = 60.0
 _logger = logging.getLogger("skyward")
 
 
@@ -138,6 +132,7 @@ class Machines:
         self._outputs = Outputs(request, self.pool_id, self.publish)
         self._budget = Budget() if request.max_cost is None else Budget(max_cost=request.max_cost)
         self._price_limit = PriceLimit.of(request)
+        self._wait_reports = WaitReports(self.publish, self.clock)
         self.consent = Consent(Forecast(timeout_s=request.timeout_s, max_cost=self._budget.max_cost))
 
     def provider_of(self, instance: Instance) -> Provider:
@@ -176,42 +171,78 @@ class Machines:
         request = self.request
         if request.elastic is None or self.consent.covers_elastic:
             return
-        offers = connected(await self._offers(), request, nodes=request.nodes)
-        choice = choose(request, offers, nodes=request.nodes, provider=self.provider.name)
-        await self.consent.given_to_elastic(choice.batches, provider=self.provider.name)
+        wait = self._wait_for_capacity()
+        while True:
+            try:
+                offers = connected(await self._offers(), request, nodes=request.nodes)
+                choice = choose(request, offers, nodes=request.nodes, provider=self.provider.name)
+            except PASSING as error:
+                await wait.pause(error)
+            else:
+                await self.consent.given_to_elastic(choice.batches, provider=self.provider.name)
+                return
 
     async def launch(
-        self, ranks: Sequence[int], *, beside: Iterable[Node] = (), instead_of: Offer | None = None
+        self,
+        ranks: Sequence[int],
+        *,
+        beside: Iterable[Node] = (),
+        instead_of: Offer | None = None,
+        is_wanted: Callable[[int], bool] = lambda _: True,
+        between: asyncio.Event | None = None,
     ) -> Sequence[Node]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
 
         For none, raise what the launch of one would, as far as offers and limits are concerned. A pool that waits for
-        capacity launches again and again until its time is over; not ``instead_of`` a machine on demand, for which see
-        :func:`~skyward.market.choose.choose`.
+        capacity keeps what it has bought, and launches the missing machines again and again until its time is over; not
+        ``instead_of`` a machine on demand, for which see :func:`~skyward.market.choose.choose`.
 
         Raises the provider's errors. Machines created until then are among ``all``.
+
+        Args:
+            ranks: the ranks.
+            beside: machines of other ranks.
+            instead_of: the offer of a machine to be replaced.
+            is_wanted: False for a rank that needs no machine any more.
+            between: set while none is being bought.
         """
         if not ranks:
-            await self._choose(1, (), ())
+            await self._refuse_impossible()
             return ()
         if instead_of is None:
             self.publish(InfraCreating())
+        between = between or asyncio.Event()
+        between.clear()
         await self.grants.check()
-        has = [machine.instance.offer for machine in beside]
-        waiting = _Waiting(limit_s=self.request.wait_for_capacity_s, clock=self.clock)
-        while True:
+        has, first = [machine.instance.offer for machine in beside], len(self.all)
+        wait = self._wait_for_capacity(waits=instead_of is None)
+        bought: dict[int, Node] = {}
+        while missing := [rank for rank in ranks if is_wanted(rank) and rank not in bought]:
             known = len(self.all)
+            present = [*has, *(node.instance.offer for node in bought.values())]
             try:
-                return await self._launch_now(ranks, has, instead_of)
+                bought |= {node.rank: node for node in await self._launch_now(missing, present, instead_of)}
             except PASSING as error:
-                if not waiting.limit_s or instead_of is not None:
-                    raise
-                if waiting.is_over:
-                    raise waiting.ended(error) from error
-                costly = len(self.all) > known
-                await self.end([each for rank in ranks for each in self.unended_of(rank, since=known)])
-                self.notice(str(error))
-                await waiting.pause(self.notice, costly=costly)
+                between.set()
+                await wait.pause(error, costly=any(node.ended for node in self.all[known:]))
+                between.clear()
+                bought = {rank: node for rank in ranks for node in self.unended_of(rank, since=first)}
+                for node in bought.values():
+                    node.allow_boot()
+        return [bought[rank] for rank in ranks if rank in bought]
+
+    def _wait_for_capacity(self, *, waits: bool = True) -> CapacityWait:
+        limit_s = self.request.wait_for_capacity_s if waits else 0.0
+        return CapacityWait(limit_s=limit_s, reports=self._wait_reports, clock=self.clock)
+
+    async def _refuse_impossible(self) -> None:
+        """Raise what the launch of one machine would, unless that may succeed later and the pool waits for capacity."""
+        try:
+            await self._choose(1, (), ())
+        except PASSING as error:
+            if not self.request.wait_for_capacity_s:
+                raise
+            self.notice(str(error))
 
     async def _launch_now(self, ranks: Sequence[int], has: Sequence[Offer], instead_of: Offer | None) -> Sequence[Node]:
         batches = await self.decide(len(ranks), has, self.unfit.offers(ranks), instead_of)
@@ -239,7 +270,10 @@ class Machines:
         return launched
 
     async def _buy_one_by_one(self, batches: Sequence[Batch], ranks: Sequence[int]) -> list[Node]:
-        """Launch each machine for itself, wherever it can be had; raise the first error once all are done."""
+        """Launch each machine for itself, wherever it can be had; raise an error once all are done.
+
+        That is one which no time cures, if there is any.
+        """
         singles = [replace(batch, nodes=1) for batch in batches for _ in range(batch.nodes)]
         turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -253,9 +287,9 @@ class Machines:
             outcomes = await asyncio.gather(*work, return_exceptions=True)
         finally:  # one that is cancelled while it waits for its turn leaves its own
             self._coming = [each for each in self._coming if not any(each is ours for ours in coming)]
-        for error in outcomes:
-            if isinstance(error, BaseException):
-                raise error
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for error in sorted(errors, key=lambda error: isinstance(error, PASSING)):
+            raise error
         return [node for nodes in outcomes if not isinstance(nodes, BaseException) for node in nodes]
 
     async def decide(
@@ -472,23 +506,16 @@ class Machines:
         await self._outputs.rescue_and_stop([machine for machine in machines if machine.is_open])
         try:
             await self._terminate(machines)
-        except TerminationError as error:
-            await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
-            raise
         finally:
             for machine in machines:
                 machine.end_tried.set()
-        await self._note_ended(machines)
 
     async def _terminate(self, machines: Sequence[Node]) -> None:
         """Terminate machines of any of the providers, all at the same time."""
-        ids: defaultdict[int, list[str]] = defaultdict(list)
+        by_provider: defaultdict[int, list[Node]] = defaultdict(list)
         for machine in machines:
-            ids[self.provider.members.index(self.provider_of(machine.instance))].append(machine.instance.id)
-        work = [
-            end_instances(self.provider.members[index], theirs, report=self.notice, clock=self.clock)
-            for index, theirs in ids.items()
-        ]
+            by_provider[self.provider.members.index(self.provider_of(machine.instance))].append(machine)
+        work = [self._terminate_at(self.provider.members[index], theirs) for index, theirs in by_provider.items()]
         errors = [each for each in await asyncio.gather(*work, return_exceptions=True) if each is not None]
         left = [each for error in errors if isinstance(error, TerminationError) for each in error.instance_ids]
         for error in errors:
@@ -496,6 +523,16 @@ class Machines:
                 raise error
         if errors:
             raise TerminationError("\n".join(map(str, errors)), instance_ids=left)
+
+    async def _terminate_at(self, provider: Provider, machines: Sequence[Node]) -> None:
+        """Terminate machines of one provider, and record the ends that it confirms, whenever the others do."""
+        ids = [machine.instance.id for machine in machines]
+        try:
+            await end_instances(provider, ids, report=self.notice, clock=self.clock)
+        except TerminationError as error:
+            await self._note_ended([each for each in machines if each.instance.id not in error.instance_ids])
+            raise
+        await self._note_ended(machines)
 
     async def end_at_last(self, machine: Node) -> None:
         """End a machine that has no rank any more; retry every minute, because it costs money until it is gone."""
@@ -787,45 +824,6 @@ class _Order(LaunchOrder):
     def _refuse_to_go_on(self, what: str) -> None:
         if self.buyer is not None and self.buyer.cancelling():
             raise UnreachableError(f"{what}, since the pool ends")
-
-
-@dataclass(slots=True, kw_only=True)
-class _Waiting:
-    """Wait for capacity.
-
-    Attributes:
-        limit_s: seconds from its beginning until it is over.
-        clock: the time, also while this machine sleeps.
-    """
-
-    limit_s: float
-    clock: Clock
-    _began: float = field(init=False)
-    _round_s: float = _ROUND_S
-
-    def __post_init__(self) -> None:
-        self._began = self.clock.elapsed()
-
-    @property
-    def is_over(self) -> bool:
-        return self._waited_s >= self.limit_s
-
-    @property
-    def _waited_s(self) -> float:
-        return self.clock.elapsed() - self._began
-
-    def ended(self, error: SkywardError) -> SkywardError:
-        """Return the error of the last attempt, with the time."""
-        return CapacityError(f"in {self._waited_s / _MINUTE_S:.0f} min of wait_for_capacity: {error}")
-
-    async def pause(self, report: Callable[[str], None], *, costly: bool) -> None:
-        """Wait for the next attempt, and report each minute that it is waited for."""
-        until = min(self.clock.elapsed() + (_COSTLY_ROUND_S if costly else self._round_s), self._began + self.limit_s)
-        self._round_s = min(2 * self._round_s, _LONGEST_ROUND_S)
-        while (left_s := until - self.clock.elapsed()) > 0:
-            minutes, of = self._waited_s / _MINUTE_S, self.limit_s / _MINUTE_S
-            report(f"waiting for capacity: minute {minutes:.0f} of {of:.0f}")
-            await self.clock.sleep(min(left_s, _MINUTE_S))
 
 
 def _beside(batch: Batch, launched: Sequence[Offer]) -> Batch:

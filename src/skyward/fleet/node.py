@@ -277,6 +277,10 @@ class Node:
         """Note that its machine is confirmed gone at ``now``, an ``elapsed`` reading of the clock."""
         self.usage = replace(self.usage, ended_at=now)
 
+    def allow_boot(self) -> None:
+        """Count the time in which its machine has to admit a login from now on: nobody has looked for it before."""
+        self.ready_by = self._looks.clock.monotonic() + self.instance.offer.ready_within_s
+
     @property
     def left_s(self) -> float:
         """Seconds within which its machine must admit a login."""

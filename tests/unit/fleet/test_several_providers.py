@@ -39,6 +39,20 @@ class Few(FakeProvider):
         return super()._make(offer, key, order)
 
 
+class SellsOutAt(FakeProvider):
+    """Has so many machines, and any number after so many refusals."""
+
+    def __init__(self, offers: Sequence[Offer], *, room: int, refusals: int) -> None:
+        super().__init__(offers, networks=("",))
+        self.room, self.refusals = room, refusals
+
+    def _make(self, offer: Offer, key: str, order: LaunchOrder) -> Instance:
+        if self.refusals and len(self.alive) == self.room:
+            self.refusals -= 1
+            raise CapacityError("sold out")
+        return super()._make(offer, key, order)
+
+
 class OneKind(FakeProvider):
     """Has one kind of accelerator; refuses others."""
 
@@ -210,12 +224,96 @@ async def test_the_wait_ends_with_every_refusal_and_a_line_a_minute(stage: Stage
     assert lines == [f"waiting for capacity: minute {minute} of 5" for minute in range(5)]
 
 
-async def test_a_pool_that_waits_keeps_nothing_meanwhile_and_takes_its_time_if_that_costs(stage: Stage) -> None:
+async def test_what_a_spread_pool_has_bought_stays_while_the_missing_machine_is_waited_for(tmp_path: Path) -> None:
+    provider = SellsOutAt([offer(1.0)], room=5, refusals=9)
+    stage = Stage(ledger=Ledger(tmp_path / "ledger.db"), provider=provider)
+    async with stage.kept(nodes=6, wait_for_capacity="1h", spread=True) as fleet:
+        assert (len(provider.instances), len(provider.alive)) == (6, 6)
+        waited_s = stage.clock.elapsed()
+        assert 300 <= waited_s < 600
+        assert min(node.ready_by for node in fleet.nodes) > waited_s  # nobody has looked for them meanwhile
+
+
+async def test_a_pool_takes_more_time_with_each_attempt_that_costs(tmp_path: Path) -> None:
+    provider = SellsOutAt([offer(1.0)], room=1, refusals=3)
+    stage = Stage(ledger=Ledger(tmp_path / "ledger.db"), provider=provider)
+    async with stage.kept(nodes=2, wait_for_capacity="2h"):
+        assert stage.clock.elapsed() >= 300 + 600 + 1200
+        assert len(provider.instances) == 3 + 2
+
+
+async def test_a_pool_that_shrinks_while_it_waits_for_capacity_buys_only_what_it_still_needs(stage: Stage) -> None:
     stage.others = []
-    stage.provider.fail("create", CapacityError("sold out"))
-    async with stage.kept(nodes=2, wait_for_capacity="1h", spread=True):
-        assert stage.clock.elapsed() >= 300.0
-        assert (len(stage.provider.instances), len(stage.provider.alive)) == (3, 2)
+    async with stage.kept(nodes=1, wait_for_capacity="8h") as fleet:
+        stage.provider.sold_out.add(offer(1.0))
+        growing = asyncio.ensure_future(fleet.scale(4, ()))
+        await until(lambda: "waiting for capacity: minute 0 of 480" in stage.notices())
+        shrinking = asyncio.ensure_future(fleet.scale(2, ()))
+        await until(lambda: [*fleet.members] == [0, 1])  # the others wait no longer
+        assert not shrinking.done()
+        stage.provider.sold_out.clear()
+        await shrinking
+        await asyncio.gather(growing, return_exceptions=True)
+        assert len(stage.provider.instances) == 2
+
+
+async def test_a_pool_that_shrinks_to_what_it_has_waits_for_nothing(stage: Stage) -> None:
+    async with stage.kept(nodes=1, wait_for_capacity="2h") as fleet:
+        for provider in (stage.provider, *stage.others):
+            provider.fail("create", CapacityError("sold out"), times=9999)
+        growing = asyncio.ensure_future(fleet.scale(4, ()))
+        await until(lambda: "waiting for capacity: minute 0 of 120" in stage.notices())
+        began = stage.clock.elapsed()
+        await fleet.scale(1, ())
+        assert stage.clock.elapsed() - began < 1800
+        calls = len(stage.provider.calls)
+        await asyncio.gather(growing, return_exceptions=True)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(stage.provider.calls) == calls
+
+
+async def test_each_wait_is_reported(stage: Stage) -> None:
+    stage.others = []
+    stage.provider.fail("create", CapacityError("sold out"), times=3)
+    async with stage.kept(nodes=1, wait_for_capacity="5m") as fleet:
+        stage.clock.advance(600.0)
+        stage.provider.fail("create", CapacityError("sold out"), times=3)
+        stage.lose(0)
+        await until(lambda: [node.instance.id for node in fleet.ready_nodes()] == ["cheap-1"])
+    assert stage.notices().count("waiting for capacity: minute 0 of 5") == 2
+    assert sum("has none of its offers available" in each for each in stage.notices()) == 2
+
+
+async def test_nodes_that_wait_together_are_one_line_a_minute(stage: Stage) -> None:
+    stage.others = []
+    async with stage.kept(nodes=3, wait_for_capacity="5m") as fleet:
+        stage.provider.fail("create", CapacityError("sold out"), times=999)
+        for rank in (1, 2):
+            stage.lose(rank)
+        await until(lambda: [*fleet.wanted] == [0])
+        assert len([each for each in stage.notices() if each.startswith("waiting for capacity")]) <= 7
+
+
+async def test_a_pool_of_no_nodes_opens_although_all_is_sold_out_now(stage: Stage) -> None:
+    stage.others = []
+    stage.provider.fail("offers", CapacityError("sold out"), times=1)
+    async with stage.kept(nodes=(0, 4), wait_for_capacity="1h", timeout="1h", max_cost=9.0):
+        pass
+    stage.provider.fail("offers", CapacityError("sold out"), times=1)
+    with pytest.raises(CapacityError, match="sold out"):
+        await stage.fleet(nodes=(0, 4), timeout="1h", max_cost=9.0).start()
+
+
+async def test_the_question_about_an_elastic_pool_waits_for_offers(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYWARD_CONFIRM_ABOVE", "1")
+    stage.others = []
+    stage.provider.fail("offers", CapacityError("sold out"), times=3)
+    with pytest.raises(BudgetError, match="nobody can confirm it here"):
+        await stage.fleet(nodes=(1, 4), wait_for_capacity="1h", max_cost=9.0).start()
+    assert stage.clock.elapsed() >= 30
 
 
 async def test_a_replacement_that_was_waited_for_in_vain_is_given_up(stage: Stage) -> None:
@@ -249,6 +347,25 @@ async def test_the_end_of_machines_is_confirmed_by_each_provider(stage: Stage) -
     async with stage.kept(nodes=2, spread=True):
         pass
     assert not [event for event in stage.events if isinstance(event, Error)]
+
+
+async def test_a_provider_that_is_slow_to_confirm_the_end_keeps_no_bill_of_another_open(stage: Stage) -> None:
+    confirms = asyncio.Event()
+
+    class SlowToEnd(FakeProvider):
+        async def terminate(self, instance_ids: Sequence[str]) -> None:
+            await confirms.wait()
+            await super().terminate(instance_ids)
+
+    stage.provider = Few([offer(1.0)], name="few", networks=("",))
+    stage.others = [SlowToEnd([offer(2.0)], name="slow", networks=("",))]
+    fleet = stage.fleet(nodes=3, spread=True)
+    await fleet.start()
+    ending = asyncio.ensure_future(fleet.stop())
+    await until(lambda: [name for name, _ in stage.places()] == ["slow"])
+    assert not ending.done()
+    confirms.set()
+    await ending
 
 
 async def test_max_cost_counts_the_machines_of_all(stage: Stage) -> None:
