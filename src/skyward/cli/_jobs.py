@@ -81,7 +81,10 @@ def result(*, name: str, pool: str | None, to: Path | None, wait: bool) -> Answe
         said = f"{type(error).__name__}: {error}"
         return Answer(document={"job": name, "error": said}, text=[f"job {name} failed: {said}"], exit_code=FAILED)
     if to is not None:
-        to.write_bytes(_content(value))
+        try:
+            to.write_bytes(_content(value))
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {to}: {error.strerror}", param_hint="--to") from None
         return Answer(document={"job": name, "file": str(to)}, text=[f"{to}: the result of job {name}"])
     return Answer(
         document={"job": name, "result": _as_json(value)}, text=[value if isinstance(value, str) else repr(value)]

@@ -456,9 +456,12 @@ class FleetFolder:
 
     def try_hold(self, *, as_keeper: bool = False) -> bool:
         """Be the process that has the fleet, unless there is another one."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A forked child would hold the lock as long as it lives.
-        lock = keep_from_forks(FileIO(self.path / _LOCK, "a+", opener=lambda path, flags: os.open(path, flags, 0o600)))
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = FileIO(self.path / _LOCK, "a+", opener=lambda path, flags: os.open(path, flags, 0o600))
+        except (FileNotFoundError, FileExistsError):  # the last holder is deleting the folder
+            return False
+        lock = keep_from_forks(file)  # a forked child would hold it as long as it lives
         try:
             if not (try_lock(lock.fileno()) and self._is_present(lock)):
                 lock.close()

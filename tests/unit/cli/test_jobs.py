@@ -109,6 +109,15 @@ def test_a_result_is_printed_or_written(tmp_path: Path) -> None:
     assert (tmp_path / "text.txt").read_text() == "a line\n"
 
 
+def test_a_result_that_cannot_be_written_is_an_error_of_the_option() -> None:
+    job("run-7", {"loss": 0.1})
+
+    done = run("result", "run-7", "--to", "none/run.pkl")
+
+    assert done.exit_code == 2
+    assert "--to: cannot write none/run.pkl: No such file or directory" in done.stderr
+
+
 def test_a_failed_job_and_a_lost_result_are_failures() -> None:
     job("bad", ValueError("negative"))
     job("late", fetched=0)

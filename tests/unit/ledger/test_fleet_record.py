@@ -330,6 +330,21 @@ async def test_process_that_has_waited_for_a_folder_that_was_deleted_holds_anoth
     holder.release()
 
 
+@pytest.mark.parametrize(("function", "error"), [("open", FileNotFoundError), ("mkdir", FileExistsError)])
+def test_folder_that_its_last_process_deletes_meanwhile_is_held_at_the_next_look(
+    folder: FleetFolder, monkeypatch: pytest.MonkeyPatch, function: str, error: type[OSError]
+) -> None:
+    folder.release()
+
+    def fail(path: object, *_: object) -> int:
+        raise error(2, "as the folder was there, and is gone", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, function, fail)
+        assert not folder.try_hold()
+    assert folder.try_hold()
+
+
 def test_holder_that_does_not_answer_and_may_be_another_process_is_not_killed(
     folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
