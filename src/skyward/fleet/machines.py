@@ -87,6 +87,11 @@ class CreateCall:
     began: float
     usage: Usage
 
+    @property
+    def seller(self) -> str:
+        """Name of the provider among those of the pool."""
+        return self.label or self.provider.name
+
 
 @dataclass(eq=False)
 class Machines:
@@ -549,13 +554,11 @@ class Machines:
         while True:
             await self._lost_some.wait()
             await self.clock.sleep(_LIST_EVERY_S)
-            try:
-                machines = await self._take_listed()
-            except Exception as error:  # it is looked for again
-                _logger.debug("%s does not list its machines: %r", self.provider.name, error)
-            else:
-                if machines:
-                    return machines
+            machines, errors = await self._take_listed()
+            for name, error in errors.items():  # it is asked again
+                _logger.debug("%s does not list its machines: %r", name, error)
+            if machines:
+                return machines
 
     async def settle_lost(self) -> None:
         """Look for the machines of lost create calls once more; take in those that exist, forget the others.
@@ -564,34 +567,35 @@ class Machines:
         sweep.
         """
         made_by = self.clock.elapsed() - _CERTAIN_S
-        try:
-            await self._take_listed()
-            never_made = [
-                key
-                for key, create in self._lost.items()
-                if create.began <= made_by and create.provider.supports("tagged")
-            ]
-            self._forget_lost(never_made)
-            if never_made:
+        _, errors = await self._take_listed()
+        never_made = [
+            key
+            for key, create in self._lost.items()
+            if create.began <= made_by and create.provider.supports("tagged") and create.seller not in errors
+        ]
+        self._forget_lost(never_made)
+        if never_made:
+            try:
                 await asyncio.to_thread(self.ledger.close, never_made)
-        except Exception as error:
+            except LedgerError as error:
+                _logger.warning("%s; until then `skyward ls` lists machines that were never made", error)
+        for name, error in errors.items():
             _logger.warning(
                 "%s: machines of create calls without an answer may exist: run `skyward sweep` later. Last error: %s",
-                self.provider.name,
+                name,
                 error,
             )
 
-    async def _take_listed(self) -> Sequence[Node]:
+    async def _take_listed(self) -> tuple[Sequence[Node], Mapping[str, Exception]]:
         """Add the machines of lost create calls that are listed now: they have cost money since their create calls.
 
-        Raises the provider's errors, and :class:`TimeoutError`.
+        Returns these machines, and the errors of the providers that do not list theirs.
         """
-        providers = {id(each.provider): each for each in self._lost.values() if each.provider.supports("tagged")}
-        if not providers:
-            return ()
-        async with asyncio.timeout(_LIST_S):
-            lists = await asyncio.gather(*(create.provider.tagged() for create in providers.values()))
-        listed = [each for machines in lists for each in machines if each.key in self._lost]
+        providers = {each.seller: each.provider for each in self._lost.values() if each.provider.supports("tagged")}
+        answers = dict(zip(providers, await asyncio.gather(*map(_list_tagged, providers.values())), strict=True))
+        errors = {name: answer for name, answer in answers.items() if isinstance(answer, Exception)}
+        found = [each for answer in answers.values() if not isinstance(answer, Exception) for each in answer]
+        listed = [each for each in found if each.key in self._lost]
         machines = [self._node(self._lost[each.key], each) for each in listed]
         self._forget_lost([each.key for each in listed])
         for machine in machines:
@@ -599,11 +603,13 @@ class Machines:
             name = machine.instance.id
             self.publish(Notice(f"machine {name} of a create call without an answer has appeared: it is ended", name))
         self.all += machines
+        if not listed:
+            return machines, errors
         try:
             await asyncio.to_thread(self.ledger.record, listed)
         except LedgerError as error:  # they end all the same, and the search for others goes on
             _logger.warning("machines that appeared late are not recorded, and are ended: %s", error)
-        return machines
+        return machines, errors
 
     def _forget_lost(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -824,6 +830,15 @@ class _Order(LaunchOrder):
     def _refuse_to_go_on(self, what: str) -> None:
         if self.buyer is not None and self.buyer.cancelling():
             raise UnreachableError(f"{what}, since the pool ends")
+
+
+async def _list_tagged(provider: Provider) -> Sequence[Instance] | Exception:
+    """Return a provider's machines, or why it does not list them in time."""
+    try:
+        async with asyncio.timeout(_LIST_S):
+            return await provider.tagged()
+    except Exception as error:
+        return error
 
 
 def _beside(batch: Batch, launched: Sequence[Offer]) -> Batch:

@@ -53,6 +53,13 @@ class SellsOutAt(FakeProvider):
         return super()._make(offer, key, order)
 
 
+class Blind(FakeProvider):
+    """Lists no machines."""
+
+    async def tagged(self) -> Sequence[Instance]:
+        raise UnreachableError("down")
+
+
 class OneKind(FakeProvider):
     """Has one kind of accelerator; refuses others."""
 
@@ -163,6 +170,24 @@ async def test_a_create_call_without_an_answer_is_settled_at_its_provider(stage:
     async with stage.kept(nodes=1) as fleet:
         await until(lambda: bool(stage.provider.instances) and not stage.provider.alive)
         assert [node.instance.offer.provider for node in fleet.nodes] == ["dear"]
+
+
+async def test_a_provider_that_lists_nothing_hides_no_machine_of_another(stage: Stage) -> None:
+    """Both lost a create call; one of them fails for as long as the pool lives."""
+    stage.provider = cheap = Blind([offer(1.0)], name="cheap", networks=("",))
+    stage.others = [dear := stage.others[0], seller("third", offer(3.0))]
+    for provider in (cheap, dear):
+        provider.fate = Fate(unlisted_s=60.0)
+        provider.fail("create", UnreachableError("no answer"), times=9, done=True)
+    fleet = stage.fleet(nodes=1)
+    await fleet.start(stage.engine)
+    assert (len(cheap.instances), len(dear.instances)) == (3, 3)
+    await until(lambda: not dear.alive)
+    stage.clock.advance(3600)
+    await fleet.stop()
+
+    left = {entry.purchase.provider for entry in stage.ledger.open_entries()}
+    assert (left, len(cheap.alive)) == ({"cheap"}, 3)
 
 
 async def test_a_machine_that_does_not_come_up_leads_to_another_provider(stage: Stage) -> None:
