@@ -7,7 +7,7 @@ import datetime as dt
 import enum
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from html import escape
@@ -196,6 +196,7 @@ class PriceSource:
         kind: its class; None if it cannot be loaded.
         account: True to ask with credentials.
         configured: True if it has settings of the user's.
+        named: True if the user has named it, and so is told why it has no such machine.
     """
 
     name: str
@@ -203,6 +204,7 @@ class PriceSource:
     kind: type[Provider] | None
     account: bool
     configured: bool = False
+    named: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,19 +214,21 @@ class PriceSurvey:
     Attributes:
         rows: machine types, cheapest first.
         errors: reasons for which a provider did not answer, or has none, by its name.
-        left_out: number of offers that were not accepted.
+        left_out: machine types of the offers that were not accepted, cheapest first.
+        named: names of the providers that the user has named, or given settings.
     """
 
     rows: Sequence[PricedInstance]
     errors: Mapping[str, SkywardError]
-    left_out: int = 0
+    left_out: Sequence[PricedInstance] = ()
+    named: Collection[str] = ()
 
     @property
     def silence(self) -> list[str]:
-        """The lines about providers without an answer; none about those that do not sell such machines."""
+        """The lines about providers without an answer, and about those that are named and do not sell such machines."""
         names: dict[str, list[str]] = {}
         for name, error in self.errors.items():
-            if not isinstance(error, ConfigurationError):
+            if name in self.named or not isinstance(error, ConfigurationError):
                 names.setdefault(str(error), []).append(name)
         return [attributed(", ".join(alike), error) for error, alike in names.items()]
 
@@ -271,7 +275,9 @@ def rented_sources() -> Sequence[PriceSource]:
     return [price_source(name) for name in rented_providers()]
 
 
-def price_source(name: str, make: Callable[[], Provider] | None = None, *, configured: bool = False) -> PriceSource:
+def price_source(
+    name: str, make: Callable[[], Provider] | None = None, *, configured: bool = False, named: bool = False
+) -> PriceSource:
     """Return a provider to ask for prices: with credentials if it is configured, or there seem to be any."""
     kind = _loaded(name)
 
@@ -279,7 +285,9 @@ def price_source(name: str, make: Callable[[], Provider] | None = None, *, confi
         return checked_provider(provider_type(name)())
 
     account = kind is None or configured or kind.has_credentials()
-    return PriceSource(name=name, make=make or make_default, kind=kind, account=account, configured=configured)
+    return PriceSource(
+        name=name, make=make or make_default, kind=kind, account=account, configured=configured, named=named
+    )
 
 
 def _member_source(label: str, provider: Provider) -> PriceSource:
@@ -317,15 +325,21 @@ async def survey_prices(
     )
     rows: list[PricedInstance] = []
     errors: dict[str, SkywardError] = {}
-    left_out = 0
+    left_out: list[PricedInstance] = []
     for source, answer in zip(chosen, answers, strict=True):
         if isinstance(answer, _Prices):
             matching = [offer for offer in answer.offers if accepts(offer, answer.basis)]
-            left_out += len(answer.offers) - len(matching)
+            others = [offer for offer in answer.offers if not accepts(offer, answer.basis)]
             rows += priced_instances(source.name, matching, answer.basis, answer.zones)
+            left_out += priced_instances(source.name, others, answer.basis)
         if isinstance(answer, BaseException) or answer.remark is not None:
             errors[source.name] = _as_error(answer if isinstance(answer, BaseException) else answer.remark)
-    return PriceSurvey(rows=sorted(rows, key=price_rank), errors=errors, left_out=left_out)
+    return PriceSurvey(
+        rows=sorted(rows, key=price_rank),
+        errors=errors,
+        left_out=sorted(left_out, key=price_rank),
+        named={source.name for source in chosen if source.named or source.configured},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,14 @@ from skyward.api.offers import (
     PriceBasis,
     PricedInstance,
     PriceSource,
+    price_rank,
     price_source,
     rented_providers,
     survey_prices,
 )
-from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, provider_options
+from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, money, provider_options
+from skyward.display.words import plural
+from skyward.errors import ConfigurationError
 from skyward.providers.base import Offer, Provider
 from skyward.providers.registry import provider_parameters, provider_type
 from skyward.request.checks import positive_number
@@ -27,6 +30,7 @@ from skyward.request.request import PoolRequest, parse_request
 
 _FOLDED = ("provider", "type", "accelerators")
 _SIZE = ("cores", "GiB")
+_SHOWN_REGIONS = 12
 
 
 @click.command()
@@ -51,9 +55,14 @@ def offers(
     """
     request = parse_request(accelerator=accelerator or None, **wishes, spot="always" if spot else "if-available")
     region = providers.parameters.get("region", "")
+    sources, refused = _sources(providers)
+    if not sources:
+        several = "no provider takes these parameters:\n" if len(refused) > 1 else ""
+        click.echo(f"Error: {several}" + "\n".join(refused.values()), err=True)
+        return Answer(document={"offers": [], "errors": refused}, exit_code=FAILED)
     survey = asyncio.run(
         survey_prices(
-            [_source(providers, name) for name in providers.names or rented_providers()],
+            sources,
             request,
             limit_s=NAMED_S if providers.names else LIMIT_S,
             accepts=_accepts(region, spot=spot, max_price=max_price),
@@ -65,18 +74,35 @@ def offers(
         text.append(_table(survey.rows, request))
         text += [*dict.fromkeys(row.note for row in survey.rows if row.note), *survey.basis]
     elif survey.left_out:
-        text.append(f"None of {survey.left_out} offers matches --region, --spot and --max-price")
-    for line in survey.silence if survey.rows or survey.left_out else str(survey.no_rows(request)).splitlines():
+        given = {"--region": region, "--spot": spot, "--max-price": max_price is not None}
+        text += _none_matches(survey.left_out, [option for option, is_given in given.items() if is_given])
+    silence = survey.silence if survey.rows or survey.left_out else str(survey.no_rows(request)).splitlines()
+    for line in [*refused.values(), *silence]:
         click.echo(line, err=True)
     document = {
         "offers": [_document(row) for row in survey.rows],
-        "errors": {name: str(error) for name, error in survey.errors.items()},
+        "errors": refused | {name: str(error) for name, error in survey.errors.items()},
     }
     return Answer(document=document, text=text, exit_code=0 if survey.rows else FAILED)
 
 
-def _source(providers: Providers, name: str) -> PriceSource:
-    """Return a provider with the command line's parameters; one with many regions at once is not asked for one."""
+def _sources(providers: Providers) -> tuple[Sequence[PriceSource], dict[str, str]]:
+    """Return the providers to ask, with the command line's parameters; the refusals of those that do not take these."""
+    makers = {name: _maker(providers, name) for name in providers.names or rented_providers()}
+    configured = bool(providers.parameters.keys() - {"region"})
+    refused: dict[str, str] = {}
+    for name, make in makers.items() if configured else ():
+        try:
+            make()
+        except ConfigurationError as error:
+            refused[name] = str(error)
+    taken = {name: make for name, make in makers.items() if name not in refused}
+    named = bool(providers.names)
+    return [price_source(name, make, configured=configured, named=named) for name, make in taken.items()], refused
+
+
+def _maker(providers: Providers, name: str) -> Callable[[], Provider]:
+    """Return what makes a provider; one with many regions at once is not asked for one."""
     own = dict(providers.parameters)
 
     def make() -> Provider:
@@ -84,7 +110,28 @@ def _source(providers: Providers, name: str) -> PriceSource:
             del own["region"]
         return Providers(names=providers.names, parameters=own).make(name)
 
-    return price_source(name, make, configured=bool(own.keys() - {"region"}))
+    return make
+
+
+def _none_matches(left_out: Sequence[PricedInstance], options: Sequence[str]) -> list[str]:
+    """Return lines about the machine types that the options leave out: what they are instead, and the next step."""
+    found = plural(len(left_out), "machine type")
+    lines = [f"{found} would do without {' and '.join(options)}:"]
+    if "--region" in options:
+        regions = sorted({region for row in left_out for region in row.regions})
+        lines.append(f"  their regions: {', '.join(regions[:_SHOWN_REGIONS]) or 'not known'}")
+    if "--spot" in options and all(row.price_spot is None for row in left_out):
+        lines.append("  no price on spot is known of them")
+    if "--max-price" in options:
+        cheapest = min(left_out, key=price_rank)
+        lines.append(f"  the cheapest: {cheapest.name} of {cheapest.provider}, for {money(cheapest.cheapest)} an hour")
+    if any(row.basis is PriceBasis.LISTED for row in left_out):
+        names = ", ".join(sorted({row.provider for row in left_out if row.basis is PriceBasis.LISTED}))
+        lines.append(
+            f"Of {names} only a list that is shipped with Skyward was read, which lacks most regions and spot prices. "
+            "Credentials show them all: `skyward doctor`"
+        )
+    return lines
 
 
 def _table(rows: Sequence[PricedInstance], request: PoolRequest) -> Rows:

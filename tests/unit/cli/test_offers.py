@@ -85,7 +85,22 @@ def test_rows_are_filtered(arguments: tuple[str, ...], providers: set[str]) -> N
 @pytest.mark.parametrize(
     "arguments,words",
     [
-        (("--accelerator", "H100", "--max-price", "0.5"), "matches --region, --spot and --max-price"),
+        (("--accelerator", "H100", "--max-price", "0.5"), "types would do without --max-price:\n  the cheapest: "),
+        (
+            ("--accelerator", "A100:8", "--spot"),
+            "would do without --spot:\n  no price on spot is known of them\nOf aws",
+        ),
+        (
+            ("--accelerator", "A100:8", "--region", "eu-west-1", "--spot"),
+            "would do without --region and --spot:\n  their regions: us-east-1\n",
+        ),
+        (
+            ("--accelerator", "L4", "--region", "eu-west-1", "--provider", "aws"),
+            "would do without --region:\n  their regions: us-east-1\nOf aws only a list that is shipped with Skyward",
+        ),
+        (("--provider", "aws", "--set", "foo=1"), "Error: provider 'aws' has no parameter 'foo'; it has region, "),
+        (("--provider", "runpod", "--set", "api_key=1"), "Error: --set api_key=: it is secret"),
+        (("--set", "foo=1"), "Error: no provider takes these parameters:\nprovider 'aws' has no parameter 'foo'"),
         (("--accelerator", "GH200"), "nobody sells GH200; closest: H200"),
         (("--accelerator", "H100:16"), "the most on a machine is 8"),
         (("--accelerator", "H10"), "closest: H100"),
@@ -98,6 +113,14 @@ def test_nothing_to_list_is_said_with_the_reason(arguments: tuple[str, ...], wor
 
     assert done.exit_code == 1
     assert words in done.output
+
+
+@pytest.mark.usefixtures("newcomer")
+def test_providers_without_a_parameter_are_named_beside_the_others() -> None:
+    done = run("--accelerator", "L4", "--set", "profile=none")
+
+    assert "provider 'verda' has no parameter 'profile'; it has" in done.stderr
+    assert "provider 'aws'" not in done.stderr
 
 
 def test_boto3_is_not_imported_without_credentials(newcomer: Mapping[str, str]) -> None:
