@@ -55,6 +55,8 @@ _GRACE_S = 10.0
 """Seconds after its announced end at which a preempted machine is given up."""
 _SPOT_AGAIN_S, _LONGEST_SPOT_AGAIN_S = 600.0, 3600.0
 """Seconds between two attempts to have spot machines in the place of those on demand."""
+_MOVES = 2
+"""Spot machines in a row that do not come up, after which nodes on demand stay."""
 _SOON_S = 900.0
 """Seconds for which a node on demand may be busy when a spot machine is bought to take its place."""
 _MOVED = NodeLoss(reason="an hour of work costs less there", announced=True, preempted=True, moves=True)
@@ -228,7 +230,7 @@ class Fleet:
         self._failed_additions, self._barred_until = 0, -math.inf
         self._failed_order: _JointLaunch | None = None
         self._moving = asyncio.Lock()  # nodes go back to spot one after the other
-        self._spot_again_at, self._spot_pause_s = -math.inf, _SPOT_AGAIN_S
+        self._spot_again_at, self._spot_pause_s, self._failed_moves = -math.inf, _SPOT_AGAIN_S, 0
         self._closed = False
         self._is_whole = True  # False while it is taken over: its record is that of the last client
 
@@ -801,15 +803,17 @@ class Fleet:
         """
         request, offer = self._request, node.instance.offer
         falls_back = isinstance(request.spot, Spot.IfAvailable) and not (offer.spot or request.one_network)
-        while falls_back and offer.price_per_hour and request.elastic is None:
+        falls_back = falls_back and bool(offer.price_per_hour) and request.elastic is None
+        while falls_back and self._failed_moves < _MOVES:
             now = self._clock.monotonic()
             await self._clock.sleep(max(_SPOT_AGAIN_S, self._spot_again_at - now))
             async with self._moving:
                 now = self._clock.monotonic()
-                if now < self._spot_again_at or self._user.busy_for_s(member.rank) > _SOON_S:
+                later = now < self._spot_again_at or self._failed_moves >= _MOVES
+                if later or self._user.busy_for_s(member.rank) > _SOON_S:
                     continue
                 if await self._prepare_on_spot(member, offer):
-                    self._spot_pause_s = _SPOT_AGAIN_S
+                    self._spot_pause_s, self._failed_moves = _SPOT_AGAIN_S, 0
                     return True
                 self._spot_pause_s = min(_LONGEST_SPOT_AGAIN_S, 2 * self._spot_pause_s)
                 self._spot_again_at = self._clock.monotonic() + self._spot_pause_s
@@ -817,16 +821,10 @@ class Fleet:
 
     async def _prepare_on_spot(self, member: Member, offer: Offer) -> bool:
         """Launch and prepare a spot machine in place of ``offer`` as the spare one of a rank, if there is a cheaper."""
-        member.spare = self._spawn(self._launch_spare(member, instead_of=offer))
-        try:
-            node = await asyncio.shield(member.spare)
-        except Exception as error:
-            _unless_cancelled(error)
-            _logger.debug("the spot machine for node %d did not come up: %s", member.rank, error)
-            node = None
-        if node is not None and node.instance.offer.spot:  # an unfit one may have been replaced by one on demand
+        member.spare = self._spawn(self._launch_on_spot(member.rank, offer))
+        if await asyncio.shield(member.spare) is not None:
             return True
-        await self._drop_spare(member)
+        member.spare = None
         return False
 
     async def _drain(self, rank: int) -> None:
@@ -921,17 +919,15 @@ class Fleet:
         members = [member for member in self._members.values() if member.rank not in ranks]
         return [member.node for member in members if member.node is not None]
 
-    async def _launch_spare(self, member: Member, *, instead_of: Offer | None = None) -> Node | None:
+    async def _launch_spare(self, member: Member) -> Node | None:
         """Launch and prepare the next machine of a rank; return None if none could be launched.
-
-        ``instead_of`` a machine on demand, that is no error: the present one stays.
 
         On cancellation and failure its machine is ended in the background.
         """
         rank, earlier = member.rank, len(self._machines.all)
         node: Node | None = None
         try:
-            node = (await self._launch([rank], instead_of=instead_of))[rank]
+            node = (await self._launch([rank]))[rank]
             while node.state is NodeState.PREPARING:
                 try:
                     await self._prepare(node)
@@ -941,9 +937,42 @@ class Fleet:
             self._end_in_background(*self._machines.unended_of(rank, since=earlier))
             if node is not None or not isinstance(error, Exception):
                 raise
-            if instead_of is None:
-                self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
+            self._publish(Error(f"no machine could be launched in advance for node {rank}: {error}"))
         return node
+
+    async def _launch_on_spot(self, rank: int, offer: Offer) -> Node | None:
+        """Launch and prepare a spot machine in place of ``offer``; return None if there is none, or it is no use.
+
+        On cancellation and failure its machine is ended in the background.
+        """
+        earlier = len(self._machines.all)
+        node: Node | None = None
+        try:
+            node = (await self._launch([rank], instead_of=offer))[rank]
+            await self._prepare(node)
+        except BaseException as error:
+            self._end_in_background(*self._machines.unended_of(rank, since=earlier))
+            if not isinstance(error, Exception):
+                raise
+            if node is not None:
+                self._note_failed_move(node, error)
+            return None
+        return node
+
+    def _note_failed_move(self, node: Node, error: Exception) -> None:
+        """Publish why a spot machine did not come up: it has cost money, and after the second no other is bought.
+
+        One that was taken back shows what its market is like, and is no fault.
+        """
+        if isinstance(error, UnfitMachineError):
+            if error.preempted:
+                self._machines.note_preempted(node)
+                return
+            self._machines.unfit.avoid_host(node.instance)
+        self._failed_moves += 1
+        outcome = "another is tried later" if self._failed_moves < _MOVES else "nodes on demand stay as they are"
+        why = f"the spot machine for node {node.rank} did not come up: {error}; {outcome}"
+        self._publish(Notice(why, node.instance.id))
 
     async def _drop_spare(self, member: Member) -> None:
         """End the spare machine of a rank in the background, unless it was used."""

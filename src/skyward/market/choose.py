@@ -287,8 +287,13 @@ class UnfitMachines:
     def add(self, rank: int, attempt: Attempt) -> None:
         """Record a machine that was launched for ``rank``."""
         self._attempts[rank].append(attempt)
-        if attempt.instance.host and not attempt.preempted:
-            self.hosts.add(attempt.instance.host)
+        if not attempt.preempted:
+            self.avoid_host(attempt.instance)
+
+    def avoid_host(self, instance: Instance) -> None:
+        """Avoid the host of an unfit machine, if it is known."""
+        if instance.host:
+            self.hosts.add(instance.host)
 
     def offers(self, ranks: Iterable[int]) -> tuple[Offer, ...]:
         """Return what was bought in vain for these ranks; without what was taken back, which is no fault."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from skyward.fleet.fleet import Fleet
 from skyward.ledger.ledger import Ledger
 from skyward.providers.base import Offer
 from skyward.request.instance import InstanceSpec
-from skyward.testing.provider import FakeProvider
+from skyward.testing.provider import FakeProvider, Fate
 from skyward.wire.control import Ending
 from support.fleets import FakeEngine, FleetStage, until
 from support.pools import Call, SimulatedPool, simulated_time
@@ -49,6 +50,11 @@ class Longer(FakeEngine):
 def markets(fleet: Fleet) -> dict[int, bool]:
     """Whether each node is on spot, by rank."""
     return {node.rank: node.instance.offer.spot for node in fleet.ready_nodes() if node.rank in fleet.wanted}
+
+
+def told(stage: Stage, what: str) -> list[str]:
+    """The notices with these words."""
+    return [event.message for event in stage.events if isinstance(event, Notice) and what in event.message]
 
 
 @pytest.fixture
@@ -139,14 +145,31 @@ async def test_a_pool_that_is_scaled_meanwhile_has_the_size_that_was_asked_for(s
 async def test_a_spot_machine_that_does_not_come_up_changes_nothing(stage: Stage) -> None:
     stage.engine.busy[0] = asyncio.Event()
     async with stage.kept(nodes=2, spot="if-available") as fleet:
-        stage.nodes.fail(1, "prepare", BootstrapError("no disk", node=1, step="deps"))
+        stage.provider.fates.append(Fate(pending_s=math.inf))
         stage.provider.sold_out.clear()
-        await until(lambda: len(stage.provider.instances) > 4)
-
-        assert markets(fleet) == {0: False, 1: False}
-        stage.nodes.heal(1, "prepare")
         await until(lambda: markets(fleet) == {0: False, 1: True} and len(stage.provider.alive) == 2)
         stage.engine.busy[0].set()
+        assert len(stage.provider.instances) == 4
+        (why,) = told(stage, "the spot machine for node 1 did not come up: ")
+        assert why.endswith("; another is tried later")
+
+
+@pytest.mark.parametrize("unfit", [pytest.param(True, id="never runs"), pytest.param(False, id="cannot be prepared")])
+async def test_nodes_on_demand_stay_after_two_spot_machines_that_do_not_come_up(stage: Stage, *, unfit: bool) -> None:
+    async with stage.kept(nodes=1, spot="if-available", timeout=30 * 24 * 3600) as fleet:
+        if unfit:
+            stage.provider.fate = Fate(pending_s=math.inf)
+        else:
+            stage.nodes.fail(0, "prepare", BootstrapError("no disk", node=0, step="deps"))
+        stage.provider.sold_out.clear()
+        await until(lambda: bool(told(stage, "nodes on demand stay as they are")))
+        stage.clock.advance(24 * 3600)
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+        assert markets(fleet) == {0: False}
+        assert len(stage.provider.instances) == 3
+        assert len(told(stage, "did not come up")) == 2
 
 
 async def test_a_node_that_is_lost_before_its_calls_end_gets_the_spot_machine(stage: Stage) -> None:
