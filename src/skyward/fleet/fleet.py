@@ -427,6 +427,9 @@ class Fleet:
         try:
             await self._end_all_but(kept)
         finally:
+            if self._keeping is not None and kept:  # what has ended since counts, too
+                self._keeping.follow(kept, spent=self._spent())
+                await self._keeping.settle()
             await self._machines.leave(kept)
         return kept
 
@@ -1130,7 +1133,11 @@ class Fleet:
         for node in nodes:
             node.has_rank = False
             if not self._closed:  # :meth:`stop` ends all machines itself
-                self._spawn(self._machines.end_at_last(node))
+                self._spawn(self._end_at_last(node))
+
+    async def _end_at_last(self, node: Node) -> None:
+        await self._machines.end_at_last(node)
+        self._record()  # its cost is known now
 
     async def _end_lost_machines(self) -> None:
         """End the machines that appear after their create calls counted as without effect."""

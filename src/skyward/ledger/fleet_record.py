@@ -122,7 +122,8 @@ class FleetRecord:
         left: time at which its last client left; None while it has one, or if it was killed.
         restarting: whether a client has begun to restart its nodes' supervisors, and has not noted the end: a machine
             may have none now, or one whose ports are not here.
-        spent: USD by provider that machines cost which are gone.
+        spent: USD by provider that machines cost which are gone. Others that are no nodes are in the ledger, and the
+            keeper adds them once it has ended them.
         python: Python's version.
         skyward: Skyward's version.
         nodes: its nodes.

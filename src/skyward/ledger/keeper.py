@@ -13,6 +13,8 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from io import FileIO
 from typing import Final
@@ -23,11 +25,11 @@ from skyward.environment.supervisor_check import SUPERVISOR_GONE, supervisor_che
 from skyward.errors import PoolStateError, SkywardError
 from skyward.ledger.fleet_record import KEEPER_LOCK, FleetFolder, FleetRecord, KeptNode, fleets_home, kept_fleets
 from skyward.ledger.job_folders import job_folders
-from skyward.ledger.ledger import Ledger
+from skyward.ledger.ledger import Ledger, LedgerEntry
 from skyward.ledger.ownership import Moment
 from skyward.ledger.sweep import Sweep, SweepReport
 from skyward.providers.base import InstanceState, Provider
-from skyward.providers.several import recorded_provider
+from skyward.providers.several import label_of, recorded_provider
 
 MARGIN_S: Final = 300.0
 """Seconds after its time for which a kept machine is left to its keeper by the sweeps of other processes."""
@@ -176,10 +178,33 @@ class Keeper:
         self._ledger.keep_pool(record.pool_id, Moment.after(record.keep_s + MARGIN_S), keys=record.keys)
 
     async def _end_strays(self, record: FleetRecord) -> None:
-        """End machines that a client which was killed had bought, or given up, and that are no nodes."""
-        report = await Sweep(self._ledger).end_dead(self._ledger.open_entries(pool_id=record.pool_id))
+        """End machines of a killed client that are no nodes, bought or given up by it, and add their cost."""
+        open_entries = self._ledger.open_entries(pool_id=record.pool_id)
+        report = await Sweep(self._ledger).end_dead(open_entries)
         for left in report.left:
             _say(f"{left.entry.instance_id or left.entry.key} may be left: {left.reason}")
+        # An entry without an id is of a machine only if one with its tag was found.
+        existed = {entry.key for entry in open_entries if entry.instance_id} | {
+            swept.entry.key for swept in report.ended
+        }
+        entries = [entry for entry in self._ledger.entries(pool_id=record.pool_id) if entry.key in existed]
+        await self._add_cost(record, [entry for entry in entries if entry.closed_at is not None])
+
+    async def _add_cost(self, record: FleetRecord, ended: Sequence[LedgerEntry]) -> None:
+        if not ended or not self._folder.try_hold(as_keeper=True):
+            return
+        provider = recorded_provider(record.provider, record.settings)
+        try:
+            if self._read() != record:
+                return
+            spent = defaultdict[str, float](float, record.spent)
+            for entry in ended:
+                purchase = entry.purchase
+                spent[label_of(provider, purchase.provider, purchase.settings)] += entry.cost(time.time())
+            self._folder.write(replace(record, spent=dict(spent)))
+        finally:
+            self._folder.release()
+            await provider.close()
 
     async def _lives(self, record: FleetRecord | None) -> bool:
         """Return whether a node of the fleet lives, or may live, and may cost money until the next look."""

@@ -202,6 +202,15 @@ def labelled(instance: Instance, label: str) -> Instance:
     return replace(instance, offer=replace(instance.offer, provider=label))
 
 
+def label_of(provider: Provider, name: str, settings: Mapping[str, Any]) -> str:
+    """Return the label of the provider with these settings in a list; the name of one that is in no list."""
+    if isinstance(provider, Several):
+        for label, member in zip(provider.labels, provider.providers, strict=True):
+            if member.name == name and provider_settings(member) == dict(settings):
+                return label
+    return name
+
+
 def attempts(offers: Sequence[Offer], *, nodes: int) -> Sequence[Sequence[Offer]]:
     """Return ranked offers as they are tried: those of one site that follow each other are one attempt.
 

@@ -178,6 +178,38 @@ class Record:
     def follow(self, nodes: Sequence[object], *, spent: Mapping[str, float]) -> None:
         self.spent = spent
 
+    async def leave(self, nodes: Sequence[object], *, spent: Mapping[str, float]) -> bool:
+        self.spent = spent
+        return True
+
+    async def settle(self) -> None: ...
+
+
+async def leave_in_the_middle(stage: Stage) -> tuple[float, float]:
+    """Leave a kept fleet while lost nodes are replaced; return what its record has, and what all but its nodes cost."""
+    record: Any = Record()
+    fleet = stage.fleet(record)
+    await fleet.start(stage.engine)
+    await stage.clock.sleep(1000.0)
+    for provider in stage.fakes.values():
+        provider.fates.append(Fate(pending_s=math.inf))
+        stage.take_back(provider)
+    await stage.clock.sleep(100.0)
+    kept = await fleet.leave()
+    assert 0 < len(kept) < NODES
+    of_nodes = sum(node.usage.cost(stage.clock.elapsed()) for node in kept)
+    return sum(record.spent.values()), sum(stage.bills().values()) - of_nodes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_machines_that_end_when_a_client_leaves_count_for_the_next_one(
+    simulated: None, tmp_path: Path, seed: int
+) -> None:
+    stage = Stage(Ledger(tmp_path / "ledger.db"), seed)
+    recorded, cost = simulate(lambda: leave_in_the_middle(stage))
+
+    assert recorded == pytest.approx(cost, abs=0.01)
+
 
 async def live_with_two_clients(stage: Stage) -> CostFinal:
     """Open a kept fleet, lose machines, leave it; return its cost as its next client, who finds no node, has it."""

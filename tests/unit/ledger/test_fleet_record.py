@@ -472,6 +472,26 @@ async def test_keeper_stays_for_the_next_fleet_that_a_client_is_opening(folder: 
     assert not folder.path.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the check reads /proc")
+def test_cost_of_machines_that_the_keeper_ends_is_added_once(
+    folder: FleetFolder, supervisor: subprocess.Popen[bytes]
+) -> None:
+    record = kept_record(kept_node(pid=supervisor.pid), left=Moment.after(), spent={"local": 1.0})
+    folder.write(record)
+    folder.release()
+    ledger, dead = Ledger.of_user(), replace(Owner.this_process(), started="before")
+    offer = replace(node_instance().offer, price_per_hour=0.01, minimum_charge=5.0)
+    ledger.reserve({"stray": 1, "never made": 2}, Purchase(pool_id="pool", provider="local"), owner=dead)
+    ledger.record([replace(node_instance(), id="lo-4", key="stray", offer=offer)])
+    for _ in range(2):
+        asyncio.run(keeper(folder)._look())
+
+    kept = folder.read()
+    assert kept is not None
+    assert kept.spent == {"local": 6.0}
+    assert replace(kept, spent=record.spent) == record
+
+
 @pytest.mark.parametrize(("left_s", "stays"), [(-60.0, True), (-1300.0, False)])
 def test_keeper_leaves_machines_whose_restart_was_not_finished_for_as_long_as_they_are_kept(
     folder: FleetFolder, left_s: float, stays: bool
