@@ -98,6 +98,7 @@ class Plan:
         files_bytes: their size.
         notes: remarks that the opening would publish, and questions that it would ask.
         problems: why the pool would not open; empty if it would.
+        waits_s: seconds for which the opening would try again what the problem is about (``wait_for_capacity``).
     """
 
     provider: str
@@ -114,6 +115,7 @@ class Plan:
     files_bytes: int
     notes: tuple[str, ...]
     problems: tuple[str, ...]
+    waits_s: float = 0.0
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -135,6 +137,8 @@ class Plan:
         return f"<p>{escape(self._headline())}</p>{table}<ul>{details}</ul>"
 
     def _headline(self) -> str:
+        if self.waits_s:
+            return f"This pool would not open now: it would wait for capacity, for up to {duration(self.waits_s)}."
         if self.problems:
             return "This pool would not open."
         taken = f"take over {plural(self.present, 'node')}" if self.present else ""
@@ -203,6 +207,7 @@ def make_plan(
     """
     notes: list[str] = []
     problems: list[str] = []
+    waits_s = 0.0
     files = ()
     try:
         files = included_files(request.image.includes)
@@ -216,12 +221,9 @@ def make_plan(
         record = _kept_fleet(request, takeover=takeover)
         purchase = loop.call(_decide_purchase(request, provider, notes, record, as_found=as_found, installed_here=here))
     except SkywardError as error:
+        waits_s = 0.0 if problems or not isinstance(error, PASSING) else request.wait_for_capacity_s
         problems.append(str(error))
         purchase = _Purchase()
-        if request.wait_for_capacity_s and isinstance(error, PASSING):
-            notes.append(
-                f"the opening tries that again for {duration(request.wait_for_capacity_s)} (wait_for_capacity)"
-            )
     sources = purchase.sources or provider.members
     installs = purchase.prepares and not all(source.this_machine and here for source in sources)
     return Plan(
@@ -239,6 +241,7 @@ def make_plan(
         files_bytes=bytes_of(files) if purchase.prepares else 0,
         notes=tuple(note for note in dict.fromkeys(notes) if not note.startswith(MIRRORING)),
         problems=tuple(problems),
+        waits_s=waits_s,
     )
 
 
@@ -365,10 +368,11 @@ def _most(batches: Sequence[Batch], has: Sequence[Offer], forecast: Forecast) ->
 
 
 def _cells(offer: PlannedOffer) -> tuple[str, ...]:
+    place = offer.zone or offer.region  # which the label of a provider in a list may name
     return (
         str(offer.nodes),
         str(offer.attempt),
-        " ".join(filter(None, (offer.provider, offer.zone or offer.region))),
+        offer.provider if place in offer.provider else f"{offer.provider} {place}",
         offer.machine,
         f"{offer.accelerators} x {offer.accelerator}" if offer.accelerator else "",
         "spot" if offer.spot else "on demand",

@@ -27,6 +27,9 @@ def plan(*, script: Path, arguments: Sequence[str]) -> Answer:
     line = f", in line {planned.line}" if planned.line else ""
     return Answer(
         document=plan.document() | {"line": planned.line},
-        text=[f"The first pool that {script} opens{line}:", repr(plan)],
+        text=[
+            f"The first pool that {script} opens{line} (not those that it opens at the same time, or later):",
+            repr(plan),
+        ],
         exit_code=FAILED if plan.problems else 0,
     )

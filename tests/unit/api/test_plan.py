@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -112,7 +114,18 @@ def test_what_the_opening_waits_for_is_a_problem_of_the_moment() -> None:
     plan = planned(provider=provider, wait_for_capacity="2h")
 
     assert plan.problems == ("sold out",)
-    assert plan.notes == ("the opening tries that again for 2 h 0 min (wait_for_capacity)",)
+    assert (plan.notes, plan.waits_s) == ((), 7200.0)
+    assert repr(plan).startswith("This pool would not open now: it would wait for capacity, for up to 2 h 0 min.\n")
+
+
+def test_what_waiting_does_not_cure_is_not_waited_for() -> None:
+    provider = Cloud(OFFERS)
+    provider.fail("offers", AuthenticationError("no key"))
+
+    plan = planned(provider=provider, wait_for_capacity="2h")
+
+    assert (plan.problems, plan.waits_s) == (("no key",), 0.0)
+    assert repr(plan).startswith("This pool would not open.\n")
 
 
 def test_refused_credentials_are_a_problem() -> None:
@@ -233,6 +246,17 @@ def test_a_plan_is_a_table_of_80_columns_html_and_json() -> None:
     assert max(map(len, lines)) <= 80
     assert "<td>cheap</td>" in plan._repr_html_()
     assert json.loads(json.dumps(plan.document()))["offers"][0]["machine"] == "cheap"
+
+
+def test_a_region_that_the_label_names_comes_once() -> None:
+    plan = planned(spot="never")
+    labels = [("aws (eu-central-1)", "eu-central-1"), ("aws", "eu-central-1"), ("runpod", "")]
+    offers = tuple(replace(plan.offers[0], provider=label, region=region) for label, region in labels)
+
+    shown = repr(replace(plan, offers=offers)).splitlines()[2:5]
+
+    places = [re.split(" {2,}", line)[2] for line in shown]
+    assert places == ["aws (eu-central-1)", "aws eu-central-1", "runpod"]
 
 
 def test_many_offers_are_cut_in_the_table_only() -> None:
