@@ -554,6 +554,7 @@ class OpeningSweep:
         publish: receives notices of what was ended; must not block.
         pool_id: the opening pool's id: what an earlier client of a kept fleet had bought in vain ends in any case.
         fleet: name of a kept fleet that is opened for the first time: other machines of that name are told of.
+        ends_dead: False if the sweep of another provider of that name ends the machines of dead owners.
     """
 
     provider: Provider
@@ -561,6 +562,7 @@ class OpeningSweep:
     publish: Callable[[SkywardEvent], None]
     pool_id: str = ""
     fleet: str = ""
+    ends_dead: bool = True
     _running: asyncio.Future[Any] | None = None
 
     def begin(self) -> None:
@@ -577,6 +579,8 @@ class OpeningSweep:
 
     async def _run(self) -> None:
         name = self.provider.name
+        if not self.ends_dead:
+            return
         try:
             entrusted = self.provider.supports("secret")
             entries = await asyncio.to_thread(self.ledger.billed_entries, name, entrusted=entrusted)
@@ -615,6 +619,24 @@ class OpeningSweep:
                 f"`skyward down {pool_id} --provider {name}` ends them"
             )
             self.publish(Notice(text))
+
+
+def opening_sweeps(
+    providers: Iterable[Provider], ledger: Ledger, *, publish: Callable[[SkywardEvent], None], pool_id: str, fleet: str
+) -> Sequence[OpeningSweep]:
+    """Return the sweeps of a pool's providers; the ledger's entries of one name are swept once."""
+    names: set[str] = set()
+    sweeps: list[OpeningSweep] = []
+    for provider in providers:
+        ends_dead = provider.name not in names
+        sweeps.append(OpeningSweep(provider, ledger, publish, pool_id, fleet, ends_dead))
+        names.add(provider.name)
+    return sweeps
+
+
+async def settle_sweeps(sweeps: Iterable[OpeningSweep]) -> None:
+    """Settle all sweeps at the same time."""
+    await asyncio.gather(*(sweep.settle() for sweep in sweeps))
 
 
 def notes_on_sweep(provider: str, report: SweepReport, now: float) -> Sequence[str]:

@@ -39,7 +39,7 @@ from skyward.fleet.node import LinkDown, LinkUp, Node
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord, parts_for_machines, parts_for_nodes
 from skyward.ledger.keeper import start_keepers
 from skyward.ledger.ledger import Ledger
-from skyward.ledger.sweep import OpeningSweep, Sweep
+from skyward.ledger.sweep import Sweep, opening_sweeps, settle_sweeps
 from skyward.market.spending import Spending
 from skyward.providers.base import Provider
 from skyward.providers.several import provider_record
@@ -280,11 +280,11 @@ class RunningPool:
             await Sweep(ledger).end_pool(record.pool_id)
         self._keeping = self._make_keeping(tls, ledger)
         await asyncio.to_thread(start_keepers)
-        for provider in self._provider.members:
-            new = "" if record is not None else request.name
-            sweep = OpeningSweep(provider, ledger, publish=publish, pool_id=self._parts.pool_id, fleet=new)
+        new = "" if record is not None else request.name
+        sweeps = opening_sweeps(self._provider.members, ledger, publish=publish, pool_id=self._parts.pool_id, fleet=new)
+        for sweep in sweeps:
             sweep.begin()
-            to_close.push_async_callback(sweep.settle)
+        to_close.push_async_callback(settle_sweeps, sweeps)
         folder = self._parts.folder
         fleet = self.fleet = Fleet(
             self._provider,

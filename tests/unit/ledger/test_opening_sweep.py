@@ -17,10 +17,11 @@ from skyward.ledger import sweep as opening_sweep
 from skyward.ledger.fleet_record import new_pool_id
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.ownership import Owner
-from skyward.ledger.sweep import OpeningSweep
+from skyward.ledger.sweep import OpeningSweep, opening_sweeps, settle_sweeps
 from skyward.providers.base import Instance, LaunchOrder, MachineSecret, Offer
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.provider import FakeProvider
+from support.simulation import simulate
 
 ALIVE = Owner.this_process()
 DEAD = replace(ALIVE, started="long ago")
@@ -101,6 +102,41 @@ def test_a_dead_owners_machine_is_ended_and_named_with_its_cost(stage: Stage, mo
     assert f"{ended} (fake of pool old, it cost about $2.00)" in told
     assert unrecorded in told
     assert [entry.instance_id for entry in stage.ledger.open_entries()] == [kept]
+
+
+def test_the_machines_of_one_name_are_ended_once_for_all_of_its_providers(stage: Stage) -> None:
+    ended = stage.leave(DEAD)
+    idle = FakeProvider()
+
+    async def scenario() -> None:
+        sweeps = opening_sweeps([stage.provider, idle], stage.ledger, publish=stage.events.append, pool_id="", fleet="")
+        for sweep in sweeps:
+            sweep.begin()
+        await settle_sweeps(sweeps)
+
+    stage.provider.calls.clear()
+    asyncio.run(scenario())
+    assert stage.provider.calls.count("terminate") + idle.calls.count("terminate") == 1
+    (told,) = stage.notices()
+    assert ended in told
+
+
+def test_providers_that_hang_delay_the_close_together(stage: Stage) -> None:
+    class Hanging(FakeProvider):
+        async def tagged(self) -> Sequence[Instance]:
+            await asyncio.Event().wait()
+            return ()
+
+    async def scenario() -> float:
+        providers = [Hanging(name=name) for name in "abcde"]
+        sweeps = opening_sweeps(providers, stage.ledger, publish=stage.events.append, pool_id="", fleet="llm")
+        for sweep in sweeps:
+            sweep.begin()
+        began = asyncio.get_running_loop().time()
+        await settle_sweeps(sweeps)
+        return asyncio.get_running_loop().time() - began
+
+    assert simulate(scenario) == 30.0
 
 
 @pytest.mark.parametrize("owner", [ALIVE, ELSEWHERE])

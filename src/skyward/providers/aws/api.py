@@ -457,8 +457,8 @@ class Api:
     credentials: Credentials
     patience_s: float
     _silent: set[str] = field(default_factory=set[str])
-    # Client of each service and region, and the credentials that it was created with.
-    _clients: dict[tuple[str, str], Any] = field(default_factory=dict[tuple[str, str], Any], repr=False)
+    # Client of each service, region and limit on its answers, and the credentials that it was created with.
+    _clients: dict[tuple[str, str, float], Any] = field(default_factory=dict[tuple[str, str, float], Any], repr=False)
     _session: Any = field(default=None, repr=False)  # to create one takes as long as a client of a small service
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -562,7 +562,7 @@ class Api:
 
     def _client(self, where: Where, *, stale: Any = ()) -> tuple[Any, Any]:
         """Return a client and its credentials, which are newer than ``stale`` if there are newer ones."""
-        key = (where.service, where.region)
+        key = (where.service, where.region, min(CALL_LIMIT_S.get(), _READ_TIMEOUT_S))
         with self._lock:
             if key not in self._clients or self._clients[key][1] == stale:
                 self._clients[key] = self._make(where, renewed=key in self._clients)

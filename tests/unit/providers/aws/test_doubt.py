@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import threading
 import time
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
 
-from skyward.base.waiting import SYSTEM_CLOCK
+from skyward.base.waiting import CALL_LIMIT_S, SYSTEM_CLOCK
 from skyward.errors import AuthenticationError, ConfigurationError, TerminationError, UnreachableError
 from skyward.fleet.machines import Machines
 from skyward.ledger.ledger import Ledger, Purchase
@@ -109,6 +111,33 @@ def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(file: Path, key: str) -> None:
     file.write_text(f"[default]\naws_access_key_id={key}\naws_secret_access_key=x\n")
+
+
+def test_a_limit_on_the_answers_to_some_calls_is_none_on_others(
+    ec2: LocalEC2, credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(credentials, "KEY")
+    api = Api(credentials=Credentials(region="us-east-1", endpoint_url=ec2.endpoint_url), patience_s=1)
+    limits: list[float] = []
+    clients: Any = BaseClient
+    call = clients._make_api_call
+
+    def noted(self: Any, operation: str, parameters: Any) -> Any:
+        limits.append(self.meta.config.read_timeout)
+        return call(self, operation, parameters)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", noted)
+
+    async def ask(limit_s: float) -> None:
+        CALL_LIMIT_S.set(limit_s)
+        await api.call("ec2", "DescribeVpcs")
+
+    async def scenario() -> None:
+        for limit_s in (10.0, math.inf, 10.0):
+            await asyncio.create_task(ask(limit_s))
+
+    asyncio.run(scenario())
+    assert limits == [10.0, 30.0, 10.0]
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidClientTokenId", "AuthFailure", "RequestExpired"])
