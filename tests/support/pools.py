@@ -148,6 +148,7 @@ class SimulatedPool:
         offers: what the provider has; machines of unknown price where nothing is said.
         spot: as ``ComputePool`` takes it.
         max_cost: likewise; whoever watches it is not part of this.
+        wait_for_capacity: likewise.
         max_price_per_hour: likewise.
     """
 
@@ -168,6 +169,7 @@ class SimulatedPool:
         offers: Sequence[Offer] = _OFFERS,
         spot: SpotLike = "never",
         max_cost: float | None = None,
+        wait_for_capacity: str | None = None,
         max_price_per_hour: float | None = None,
     ) -> None:
         self.pool_id = f"pool{next(self._ids)}"
@@ -187,6 +189,7 @@ class SimulatedPool:
             away=away_s,
             max_cost=max_cost,
             max_price_per_hour=max_price_per_hour,
+            wait_for_capacity=wait_for_capacity,
         )
         self.fleet = Fleet(
             self.provider,

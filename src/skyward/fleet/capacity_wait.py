@@ -15,7 +15,7 @@ PASSING = (CapacityError, QuotaError, RateLimitError, UnreachableError)
 _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 60.0
 _COSTLY_PAUSE_S, _LONGEST_COSTLY_PAUSE_S = 300.0, 1800.0
 """Pauses after an attempt in which machines were bought and ended."""
-_MINUTE_S = 60.0
+_MINUTE_S, _IN_MINUTES_FROM_S = 60.0, 120.0
 
 
 @dataclass(slots=True)
@@ -35,9 +35,12 @@ class WaitReports:
         """Publish why nothing was bought."""
         self._tell_once_a_minute(refusal, refusal)
 
-    def report_minute(self, minute: float, of: float) -> None:
+    def report_time(self, waited_s: float, limit_s: float) -> None:
         """Publish that one launch waits."""
-        self._tell_once_a_minute("minute", f"waiting for capacity: minute {minute:.0f} of {of:.0f}")
+        unit, unit_s = ("minute", _MINUTE_S) if limit_s >= _IN_MINUTES_FROM_S else ("second", 1.0)
+        self._tell_once_a_minute(
+            "time", f"waiting for capacity: {unit} {waited_s / unit_s:.0f} of {limit_s / unit_s:.0f}"
+        )
 
     def _tell_once_a_minute(self, key: str, text: str) -> None:
         now = self.clock.elapsed()
@@ -80,14 +83,15 @@ class CapacityWait:
         if not self.limit_s:
             raise error
         if self._waited_s >= self.limit_s:
-            waited = f"in {self._waited_s / _MINUTE_S:.0f} min of wait_for_capacity"
-            raise CapacityError(f"{waited}: {error}") from error
+            in_minutes = self.limit_s >= _IN_MINUTES_FROM_S
+            waited = f"{self._waited_s / _MINUTE_S:.0f} min" if in_minutes else f"{self._waited_s:.0f} s"
+            raise CapacityError(f"in {waited} of wait_for_capacity: {error}") from error
         if (refusal := str(error)) not in self._reported:
             self._reported.add(refusal)
             self.reports.report_refusal(refusal)
         until = min(self.clock.elapsed() + self._next_pause_s(costly=costly), self._began + self.limit_s)
         while (left_s := until - self.clock.elapsed()) > 0:
-            self.reports.report_minute(self._waited_s / _MINUTE_S, self.limit_s / _MINUTE_S)
+            self.reports.report_time(self._waited_s, self.limit_s)
             await self.clock.sleep(min(left_s, _MINUTE_S))
 
     def _next_pause_s(self, *, costly: bool) -> float:

@@ -628,8 +628,11 @@ class Fleet:
         ranks = [member.rank for member in order.members if member.wanted]
         if not ranks:
             return {}
+        others = self._others(ranks)
+        # An elastic pool asks again by itself, for fewer: it needs not have all of them. Without any node, calls fail.
+        waits = self._request.elastic is None or not others
         nodes = await self._machines.launch(
-            ranks, beside=self._others(ranks), is_wanted=order.is_wanted, between=order.between
+            ranks, beside=others, waits=waits, is_wanted=order.is_wanted, between=order.between
         )
         return {node.rank: node for node in nodes}
 
@@ -913,8 +916,10 @@ class Fleet:
                 return node
         return (await self._launch([member.rank]))[member.rank]
 
-    async def _launch(self, ranks: Sequence[int], *, instead_of: Offer | None = None) -> Mapping[int, Node]:
-        nodes = await self._machines.launch(ranks, beside=self._others(ranks), instead_of=instead_of)
+    async def _launch(
+        self, ranks: Sequence[int], *, instead_of: Offer | None = None, waits: bool = True
+    ) -> Mapping[int, Node]:
+        nodes = await self._machines.launch(ranks, beside=self._others(ranks), instead_of=instead_of, waits=waits)
         return {node.rank: node for node in nodes}
 
     def _others(self, ranks: Collection[int]) -> list[Node]:
@@ -925,17 +930,19 @@ class Fleet:
     async def _launch_spare(self, member: Member) -> Node | None:
         """Launch and prepare the next machine of a rank; return None if none could be launched.
 
+        It waits for no capacity: the launch does that once the present node is gone.
+
         On cancellation and failure its machine is ended in the background.
         """
         rank, earlier = member.rank, len(self._machines.all)
         node: Node | None = None
         try:
-            node = (await self._launch([rank]))[rank]
+            node = (await self._launch([rank], waits=False))[rank]
             while node.state is NodeState.PREPARING:
                 try:
                     await self._prepare(node)
                 except UnfitMachineError as error:
-                    node = await self._exchange(node, error)
+                    node = await self._exchange(node, error, waits=False)
         except BaseException as error:
             self._end_in_background(*self._machines.unended_of(rank, since=earlier))
             if node is not None or not isinstance(error, Exception):
@@ -1040,14 +1047,14 @@ class Fleet:
         member.used = node
         self._record()
 
-    async def _exchange(self, node: Node, error: UnfitMachineError) -> Node:
+    async def _exchange(self, node: Node, error: UnfitMachineError, *, waits: bool = True) -> Node:
         """Launch another machine in the place of an unfit one, which is ended in the background.
 
         Raises :class:`~skyward.errors.CapacityError` after the last attempt, and the provider's errors.
         """
         self._machines.reject(node, error)
         self._end_in_background(node)
-        return await self._machines.instead_of(node, beside=self._others((node.rank,)))
+        return await self._machines.instead_of(node, beside=self._others((node.rank,)), waits=waits)
 
     def _refuse_apart(self, node: Node) -> None:
         """Raise if the nodes have to reach each other and do not, as far as their machines run."""

@@ -193,6 +193,7 @@ class Machines:
         *,
         beside: Iterable[Node] = (),
         instead_of: Offer | None = None,
+        waits: bool = True,
         is_wanted: Callable[[int], bool] = lambda _: True,
         between: asyncio.Event | None = None,
     ) -> Sequence[Node]:
@@ -208,6 +209,7 @@ class Machines:
             ranks: the ranks.
             beside: machines of other ranks.
             instead_of: the offer of a machine to be replaced.
+            waits: False for a launch that waits for no capacity in any pool.
             is_wanted: False for a rank that needs no machine any more.
             between: set while none is being bought.
         """
@@ -220,7 +222,7 @@ class Machines:
         between.clear()
         await self.grants.check()
         has, first = [machine.instance.offer for machine in beside], len(self.all)
-        wait = self._wait_for_capacity(waits=instead_of is None)
+        wait = self._wait_for_capacity(waits=waits and instead_of is None)
         bought: dict[int, Node] = {}
         while missing := [rank for rank in ranks if is_wanted(rank) and rank not in bought]:
             known = len(self.all)
@@ -464,7 +466,7 @@ class Machines:
             self.unfit.forget(machine.rank)
             raise exhausted from error
 
-    async def instead_of(self, machine: Node, *, beside: Iterable[Node]) -> Node:
+    async def instead_of(self, machine: Node, *, beside: Iterable[Node], waits: bool = True) -> Node:
         """Launch another machine for the rank of a rejected one, once that one's termination was requested.
 
         Raises the provider's errors, with the earlier attempts for the rank in a note.
@@ -473,7 +475,7 @@ class Machines:
             async with asyncio.timeout(_END_S):
                 await machine.end_tried.wait()
         try:
-            (other,) = await self.launch([machine.rank], beside=beside)
+            (other,) = await self.launch([machine.rank], beside=beside, waits=waits)
         except Exception as error:
             for attempt in self.unfit.attempts(machine.rank):
                 error.add_note(f"before that: {attempt}")

@@ -354,6 +354,17 @@ def test_without_a_machine_in_advance_one_is_asked_for_when_the_node_is_gone(tmp
     live(tmp_path, scenario)
 
 
+def test_capacity_is_waited_for_once_after_a_preemption(tmp_path: Path) -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.pool.provider.plan_faults({"launch": [Fault(error=CapacityError("sold out"))] * 9999})
+        stage.pool.preempt(stage.node(1), 120)
+        began = stage.now
+        await stage.until(lambda: [*stage.pool.fleet.wanted] == [0], limit_s=1000.0)
+        assert 300 <= stage.now - began < 500
+
+    live(tmp_path, scenario, wait_for_capacity="5m")
+
+
 def test_a_machine_that_cannot_be_prepared_in_advance_is_ended_and_another_takes_its_place(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         taken = stage.node(1)

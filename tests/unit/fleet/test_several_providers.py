@@ -298,6 +298,17 @@ async def test_a_pool_that_shrinks_to_what_it_has_waits_for_nothing(stage: Stage
         assert len(stage.provider.calls) == calls
 
 
+async def test_an_elastic_pool_with_nodes_orders_less_instead_of_waiting(tmp_path: Path) -> None:
+    provider = SellsOutAt([offer(1.0)], room=3, refusals=9999)
+    stage = Stage(ledger=Ledger(tmp_path / "ledger.db"), provider=provider)
+    async with stage.kept(nodes=(1, 8), wait_for_capacity="2h", timeout="1h", max_cost=99.0) as fleet:
+        with pytest.raises(CapacityError):
+            await fleet.scale(8, ())
+        assert stage.clock.elapsed() < 60
+        await fleet.scale(3, ())
+        assert len(provider.alive) == 3
+
+
 async def test_each_wait_is_reported(stage: Stage) -> None:
     stage.others = []
     stage.provider.fail("create", CapacityError("sold out"), times=3)
@@ -339,6 +350,14 @@ async def test_the_question_about_an_elastic_pool_waits_for_offers(
     with pytest.raises(BudgetError, match="nobody can confirm it here"):
         await stage.fleet(nodes=(1, 4), wait_for_capacity="1h", max_cost=9.0).start()
     assert stage.clock.elapsed() >= 30
+
+
+async def test_a_short_wait_is_told_in_seconds(stage: Stage) -> None:
+    stage.others = []
+    stage.provider.fail("create", CapacityError("sold out"), times=99)
+    with pytest.raises(CapacityError, match="in 12 s of wait_for_capacity"):
+        await stage.fleet(nodes=1, wait_for_capacity="12s").start()
+    assert "waiting for capacity: second 0 of 12" in stage.notices()
 
 
 async def test_a_replacement_that_was_waited_for_in_vain_is_given_up(stage: Stage) -> None:
