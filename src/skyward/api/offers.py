@@ -7,14 +7,14 @@ import datetime as dt
 import enum
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from html import escape
-from typing import Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from skyward.api.misuse import options_by_name
-from skyward.base.loop import acquire_loop
+from skyward.base.loop import LoopThread
 from skyward.base.waiting import CALL_LIMIT_S
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
 from skyward.ledger.sweep import attributed
@@ -33,6 +33,7 @@ LIMIT_S: Final = 2.0
 NAMED_S: Final = 30.0
 """Time for the answer of each of those that the user names: the first listing of some takes many calls."""
 COLUMNS: Final[Sequence[str]] = ("provider", "type", "accelerators", "cores", "GiB", "spot", "$/h", "rests on")
+T = TypeVar("T")
 _NOW_S: Final = 10.0
 _CENTS: Final = 1.0
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -162,11 +163,16 @@ def offers(
             asked = _ask_all([_member_source(label, member) for label, member in members], request, NAMED_S)
         case _:
             asked = _ask_one(named, request)
-    loop = acquire_loop()
+    return run_asking(asked)
+
+
+def run_asking(asking: Coroutine[Any, Any, T]) -> T:
+    """Return the answer of providers; what a provider's thread still waits for, such as a name's address, is left."""
+    loop = LoopThread("skyward-offers", waits=False)
     try:
-        return loop.call(asked)
+        return loop.call(asking)
     finally:
-        loop.release()
+        loop.end()
 
 
 async def _ask_one(provider: Provider, request: PoolRequest) -> Offers:

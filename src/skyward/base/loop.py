@@ -26,9 +26,10 @@ class LoopThread:
     Args:
         name: name of the thread.
         helpers: largest number of threads for :func:`asyncio.to_thread`; None means asyncio's own number.
+        waits: False to end without waiting for these threads, whose number is then not limited.
     """
 
-    def __init__(self, name: str = "skyward-loop", helpers: int | None = None) -> None:
+    def __init__(self, name: str = "skyward-loop", helpers: int | None = None, *, waits: bool = True) -> None:
         self._lock = threading.Lock()
         self._ended = False
         self._spawned: set[Future[Any]] = set()
@@ -39,6 +40,10 @@ class LoopThread:
             from concurrent.futures import ThreadPoolExecutor  # cannot be imported while the interpreter shuts down
 
             self._loop.set_default_executor(ThreadPoolExecutor(helpers, thread_name_prefix=name))
+        if not waits:
+            from skyward.base.daemon_threads import DaemonThreads
+
+            self._loop.set_default_executor(DaemonThreads())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from skyward.api.offers import (
     price_rank,
     price_source,
     rented_providers,
+    run_asking,
     survey_prices,
 )
 from skyward.cli._base import FAILED, Answer, Providers, Rows, answers, money, provider_options
@@ -60,7 +60,7 @@ def offers(
         several = "no provider takes these parameters:\n" if len(refused) > 1 else ""
         click.echo(f"Error: {several}" + "\n".join(refused.values()), err=True)
         return Answer(document={"offers": [], "errors": refused}, exit_code=FAILED)
-    survey = asyncio.run(
+    survey = run_asking(
         survey_prices(
             sources,
             request,

@@ -299,6 +299,23 @@ def test_tasks_and_generators_are_cleaned_up_at_the_end() -> None:
     assert ended == ["task", "generator"]
 
 
+def test_loop_ends_while_a_thread_still_waits_for_an_answer_that_no_one_wants() -> None:
+    answer, loop_thread = threading.Event(), LoopThread(waits=False)
+
+    async def ask() -> None:
+        asking = asyncio.ensure_future(asyncio.to_thread(answer.wait, 60))
+        await asyncio.sleep(0)
+        asking.cancel()
+
+    assert loop_thread.call(asyncio.to_thread(lambda: 7)) == 7
+    loop_thread.call(ask())
+    loop_thread.end()
+    (waiting,) = [thread for thread in threading.enumerate() if thread.name == "skyward-call"]
+    assert waiting.daemon, "the interpreter's exit does not wait for it"
+    answer.set()
+    waiting.join()
+
+
 def test_waiting_caller_is_freed_when_the_loop_ends() -> None:
     thread = acquire_loop()
     waiting = threading.Event()
