@@ -128,6 +128,7 @@ class Machines:
     # Create calls whose outcome is unknown: their machines may still be listed, and must end then.
     _lost: dict[str, CreateCall] = field(default_factory=dict[str, CreateCall])
     _lost_some: asyncio.Event = field(default_factory=asyncio.Event)
+    _placing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         request = self.request
@@ -228,7 +229,7 @@ class Machines:
             known = len(self.all)
             present = [*has, *(node.instance.offer for node in bought.values())]
             try:
-                bought |= {node.rank: node for node in await self._launch_now(missing, present, instead_of)}
+                bought |= {node.rank: node for node in await self._launch_together(missing, present, instead_of)}
             except PASSING as error:
                 between.set()
                 await wait.pause(error, costly=any(node.ended for node in self.all[known:]))
@@ -251,8 +252,23 @@ class Machines:
                 raise
             self.notice(str(error))
 
+    def _near(self, ranks: Sequence[int]) -> list[Offer]:
+        """Return the offers of the machines of other ranks, also of those that are no nodes yet."""
+        machines = (machine for machine in self.all if machine.has_rank and not machine.ended)
+        return [machine.instance.offer for machine in machines if machine.rank not in ranks]
+
+    async def _launch_together(
+        self, ranks: Sequence[int], has: Sequence[Offer], instead_of: Offer | None
+    ) -> Sequence[Node]:
+        """Launch machines where the others are. While there are none, one order after the other finds a place."""
+        if isinstance(self.provider, Several) and not self.request.spread and not self._near(ranks):
+            async with self._placing:
+                if not self._near(ranks):
+                    return await self._launch_now(ranks, has, instead_of)
+        return await self._launch_now(ranks, has, instead_of)
+
     async def _launch_now(self, ranks: Sequence[int], has: Sequence[Offer], instead_of: Offer | None) -> Sequence[Node]:
-        batches = await self.decide(len(ranks), has, self.unfit.offers(ranks), instead_of)
+        batches = await self.decide(len(ranks), has, self.unfit.offers(ranks), instead_of, self._near(ranks))
         self.publish(InfraCreated(batches[0].offers[0].region))
         if self.request.spread:
             return await self._buy_one_by_one(batches, ranks)
@@ -300,13 +316,18 @@ class Machines:
         return [node for nodes in outcomes if not isinstance(nodes, BaseException) for node in nodes]
 
     async def decide(
-        self, nodes: int, has: Sequence[Offer], failed: Sequence[Offer] = (), instead_of: Offer | None = None
+        self,
+        nodes: int,
+        has: Sequence[Offer],
+        failed: Sequence[Offer] = (),
+        instead_of: Offer | None = None,
+        near: Sequence[Offer] | None = None,
     ) -> Sequence[Batch]:
         """Return what to buy for so many nodes beside others, and publish the remarks on it. Buys nothing.
 
         Raises as :meth:`launch` does before it buys, except for the errors of volumes.
         """
-        batches, remark = await self._choose(nodes, has, failed, instead_of)
+        batches, remark = await self._choose(nodes, has, failed, instead_of, near)
         batches = await self.consent.given(batches, has, provider=self.provider.name)
         offers = [offer for batch in batches for offer in batch.offers]
         apart = note_on_gangs(offers, nodes + len(has), self.provider.name, spread=self.request.spread)
@@ -315,7 +336,12 @@ class Machines:
         return batches
 
     async def _choose(
-        self, nodes: int, has: Sequence[Offer], failed: Sequence[Offer], instead_of: Offer | None = None
+        self,
+        nodes: int,
+        has: Sequence[Offer],
+        failed: Sequence[Offer],
+        instead_of: Offer | None = None,
+        near: Sequence[Offer] | None = None,
     ) -> tuple[list[Batch], str]:
         """Return what to buy for so many nodes beside others, within all limits; and a remark for the user."""
         name = self.provider.name
@@ -326,6 +352,7 @@ class Machines:
             nodes=nodes,
             provider=name,
             beside=has,
+            near=near,
             failed=failed,
             seen=self._interruptions(),
             instead_of=instead_of,

@@ -58,6 +58,7 @@ def choose(
     nodes: int,
     provider: str,
     beside: Iterable[Offer] = (),
+    near: Iterable[Offer] | None = None,
     failed: Iterable[Offer] = (),
     seen: Interruptions = NOTHING_SEEN,
     instead_of: Offer | None = None,
@@ -67,7 +68,7 @@ def choose(
     All nodes are bought alike, so that the price of one ranks the whole order. It is that of an hour of work, which
     interruptions ``seen`` on a market raise. In a list of providers, an offer whose machine has ``failed`` to come up
     ranks behind the others, and after a second failure so does its provider. Unless the request spreads its nodes, they
-    go where the machines ``beside`` them can be reached.
+    go where the machines ``near`` them can be reached: those ``beside`` them, unless it is given.
 
     A share counts the whole fleet, including the machines ``beside`` these. A provider without any spot offer has no
     spot market: there every strategy means on-demand, and where no provider has one, the note reports it. Raises
@@ -76,12 +77,14 @@ def choose(
     ``instead_of`` that offer of a node on demand, only spot machines are chosen whose hour of work costs a tenth less.
     """
     beside = tuple(beside)
-    near = _within_reach(request, tuple(offers), beside)
+    reached = _within_reach(request, tuple(offers), beside if near is None else tuple(near))
     if instead_of is not None:
         less = _WORTH_MOVING * seen.price_of_work(instead_of)
-        places = {instead_of.provider} if request.prefer == "order" else {offer.provider for offer in near}
-        near = [each for each in near if each.spot and each.provider in places and seen.price_of_work(each) <= less]
-    ranked = _ranked(request, near, tuple(failed), seen)
+        places = {instead_of.provider} if request.prefer == "order" else {offer.provider for offer in reached}
+        reached = [
+            each for each in reached if each.spot and each.provider in places and seen.price_of_work(each) <= less
+        ]
+    ranked = _ranked(request, reached, tuple(failed), seen)
     markets = {offer.provider for offer in ranked if offer.spot}
     spot = tuple(offer for offer in ranked if markets and (offer.spot or offer.provider not in markets))
     on_demand = tuple(offer for offer in ranked if not offer.spot)

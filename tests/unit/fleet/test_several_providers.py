@@ -39,6 +39,18 @@ class Few(FakeProvider):
         return super()._make(offer, key, order)
 
 
+class Dwindling(FakeProvider):
+    """Has so many machines for sale, and no others once these were bought."""
+
+    stock = 2
+
+    def _make(self, offer: Offer, key: str, order: LaunchOrder) -> Instance:
+        if not self.stock:
+            raise CapacityError("sold out")
+        self.stock -= 1
+        return super()._make(offer, key, order)
+
+
 class SellsOutAt(FakeProvider):
     """Has so many machines, and any number after so many refusals."""
 
@@ -213,6 +225,23 @@ async def test_nodes_that_share_a_network_are_replaced_in_it(tmp_path: Path) -> 
         west.sold_out.clear()  # cheaper by now, and out of reach
         stage.lose(1)
         await until(lambda: sorted(node.instance.id for node in fleet.ready_nodes()) == ["east-0", "east-2"])
+
+
+@pytest.mark.parametrize(
+    ("stock", "ids"),
+    [pytest.param(1, ["east-2"], id="one is left"), pytest.param(0, ["west-0", "west-1"], id="all are sold out")],
+)
+async def test_nodes_that_are_lost_together_stay_together(tmp_path: Path, stock: int, ids: list[str]) -> None:
+    east = Dwindling([offer(1.0, island=False)], name="east", networks=("e",))
+    west = seller("west", offer(2.0, island=False), networks=("w",))
+    stage = Stage(ledger=Ledger(tmp_path / "ledger.db"), provider=east, others=[west])
+    async with stage.kept(nodes=2) as fleet:
+        east.stock = stock
+        stage.lose(0)
+        stage.lose(1)
+        await until(lambda: len(fleet.wanted) == len(ids))
+        await until(lambda: sorted(node.instance.id for node in fleet.ready_nodes()) == ids)
+        assert [*west.instances] == [each for each in ids if each.startswith("west")]
 
 
 async def test_nodes_may_be_spread_over_what_each_provider_has(stage: Stage) -> None:
