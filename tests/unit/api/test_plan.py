@@ -253,10 +253,10 @@ def test_a_region_that_the_label_names_comes_once() -> None:
     labels = [("aws (eu-central-1)", "eu-central-1"), ("aws", "eu-central-1"), ("runpod", "")]
     offers = tuple(replace(plan.offers[0], provider=label, region=region) for label, region in labels)
 
-    shown = repr(replace(plan, offers=offers)).splitlines()[2:5]
+    shown = repr(replace(plan, offers=offers)).splitlines()
 
-    places = [re.split(" {2,}", line)[2] for line in shown]
-    assert places == ["aws (eu-central-1)", "aws eu-central-1", "runpod"]
+    places = [cells[2] for line in shown if len(cells := re.split(" {2,}", line)) == 8]
+    assert places[1:] == ["aws (eu-central-1)", "aws eu-central-1", "runpod"]
 
 
 def test_many_offers_are_cut_in_the_table_only() -> None:
