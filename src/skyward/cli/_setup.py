@@ -173,11 +173,12 @@ def _installed() -> Iterator[Finding]:
         if name in BUILT_IN and name not in rented:
             continue
         try:
-            make_provider(name, {})
+            provider = make_provider(name, {})
         except SkywardError as error:
             yield _finding(f"provider {name}", str(error), "only if you rent machines there")
         else:
-            yield _finding(f"provider {name}", f"installed; `skyward doctor --provider {name}` checks it")
+            lack = "" if provider.has_credentials() else ", no credentials found"
+            yield _finding(f"provider {name}", f"installed{lack}; `skyward doctor --provider {name}` checks it")
     for name, package in taken_names().items():
         text = f"{package} registers it too, and is ignored: the name is that of one of Skyward's own providers"
         yield _finding(f"provider {name}", text, "ask its authors for another name")

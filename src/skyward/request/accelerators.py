@@ -505,9 +505,12 @@ def _resolve(name: str, memory: str | None, form_factor: str | None) -> Variant:
         return _choose_variant(variant, memory_gib, form_factor)
     if memory_gib is None and fold_name(name) in _NO_MODEL:
         raise refusal("accelerator", 'a model such as "A100" (`skyward offers` lists them with prices)', name)
+    if memory_gib is None and "," in name:
+        names = [part.strip() for part in name.split(",")]
+        raise refusal("accelerator", f"one name, or a list of names such as {names}", name)
     if memory_gib is None:
         raise ConfigurationError(
-            f"accelerator must be a known name, got {name!r}; closest: {_closest(name)}. "
+            f"accelerator must be a known name, got {name!r}; {_closest(name)}. "
             f'For another one write Accelerator(name={name!r}, memory="...GB")'
         )
     model = Model(vendor=Vendor.UNKNOWN, name=name, memory_gib=(memory_gib,), source="the user")
@@ -532,7 +535,9 @@ def _vendor_named(name: str) -> Vendor:
 def _closest(name: str) -> str:
     known = {fold_name(model.name): model.name for model in models()}
     matches = difflib.get_close_matches(fold_name(name), known, n=3, cutoff=0.3)
-    return ", ".join(known[match] for match in matches) or ", ".join(known.values())
+    if not matches:
+        return "`skyward offers` lists them with prices"
+    return f"closest: {', '.join(known[match] for match in matches)}"
 
 
 def _choose_variant(named: Variant, memory_gib: float | None, form_factor: str | None) -> Variant:

@@ -116,6 +116,16 @@ def test_nothing_to_list_is_said_with_the_reason(arguments: tuple[str, ...], wor
 
 
 @pytest.mark.usefixtures("newcomer")
+def test_the_doctor_to_whom_offers_send_says_where_credentials_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", "k" * 20)
+
+    lines = CliRunner().invoke(main, ["doctor"]).stdout.splitlines()
+
+    found = {line.split()[2].strip(":"): "no credentials found" in line for line in lines if " provider " in line}
+    assert found == {"aws": True, "digitalocean": True, "runpod": False, "vastai": True, "verda": True}
+
+
+@pytest.mark.usefixtures("newcomer")
 def test_providers_without_a_parameter_are_named_beside_the_others() -> None:
     done = run("--accelerator", "L4", "--set", "profile=none")
 

@@ -61,9 +61,17 @@ def test_an_unknown_name_is_refused_with_the_closest_and_the_way_out():
         parse_accelerator("H1000")
 
 
-def test_a_name_like_no_other_is_refused_with_all_names():
-    with pytest.raises(ConfigurationError, match=r"closest: H100, H200, .*Radeon-Pro-V710"):
-        parse_accelerator("%%%")
+@pytest.mark.parametrize("name", ["*", "Foo", "%%%"])
+def test_a_name_like_no_other_is_refused_with_the_way_to_the_names(name: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"got '.+'; `skyward offers` lists them with prices\. For another one"
+    ):
+        parse_accelerator(name)
+
+
+def test_names_in_one_text_are_refused_with_the_list() -> None:
+    with pytest.raises(ConfigurationError, match=r"or a list of names such as \['H100', 'A100'\], got 'H100, A100'"):
+        parse_accelerator("H100, A100")
 
 
 def test_an_uncatalogued_accelerator_needs_its_memory():
