@@ -39,6 +39,7 @@ from skyward.scheduling.jobs import (
     attached_jobs,
     cancel_unplaced,
     choose_places,
+    fetch_copies,
     fetch_over,
     hand_over,
     kept_lines,
@@ -247,20 +248,22 @@ class Job:
         """Fetch the calls that are over; return True while there is something to wait for."""
         folder = self._folder
         folder.refresh()
-        if not (missing := folder.unfetched()):
+        if not folder.unfetched():
             return False
         if (attached := self._attached) is not None:  # also while an elastic pool has no node
             await attached.look()
-        elif not nodes and not self._has_fleet():
+            return bool(folder.unfetched())
+        states = await states_on(nodes, folder.record.job)
+        await fetch_over(folder, nodes, states)
+        known = {index: state_of(folder, index, states) for index in folder.unfetched()}
+        await fetch_copies(folder, [index for index, call in known.items() if call is None or call.state == UNKNOWN])
+        if (missing := folder.unfetched()) and not nodes and not self._has_fleet():
             raise PoolStateError(
                 f"the fleet {folder.fleet!r} of job {self.id} has ended, and {len(missing)} of its "
                 f"{folder.record.calls} results with it: they were not fetched before"
             )
-        else:
-            states = await states_on(nodes, folder.record.job)
-            await fetch_over(folder, nodes, states)
-            self._tell_unreachable(states)
-        return bool(folder.unfetched())
+        self._tell_unreachable(states)
+        return bool(missing)
 
     def _tell_unreachable(self, states: States) -> None:
         """Log once that a wait may not end by itself."""
@@ -381,6 +384,7 @@ def spawn_calls(
     name: str | None = None,
     single: bool = True,
     return_exceptions: bool = False,
+    results: str = "",
 ) -> Job:
     """Hand calls to the nodes of a kept fleet as one job.
 
@@ -391,6 +395,7 @@ def spawn_calls(
         name: the job's id; None makes one.
         single: whether it is one call, and no gather.
         return_exceptions: whether its result has exceptions in place of results.
+        results: location in a bucket where nodes keep copies of outcomes; empty for none.
 
     Raises:
         ConfigurationError: the name cannot be one, or is taken.
@@ -412,6 +417,7 @@ def spawn_calls(
         return_exceptions=return_exceptions,
         spawned_at=time.time(),
         runs=(0,) * len(calls),
+        results=results,
     )
     return _run(_spawn(fleet, record, packed))
 

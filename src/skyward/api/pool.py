@@ -132,6 +132,9 @@ class ComputePool(CallsByFunction):
         keep: length of time for which the fleet waits for its next client when this one leaves or dies, such as
             ``"20m"``, ``"1h 30m"`` or seconds; within ``timeout`` and ``max_cost``. It takes the place of ``lease`` and
             ``away``. Without it nothing outlives its program.
+        results: folder in a volume of the pool with ``read_only=False``, such as ``"/mnt/checkpoints/results"``, where
+            nodes keep copies of the outcomes of jobs: they are read from the bucket if a node is lost, or the fleet has
+            ended, before they were fetched.
         takeover: whether another process that has the fleet has to leave it.
 
     Raises:
@@ -170,6 +173,7 @@ class ComputePool(CallsByFunction):
         wait_for_capacity: str | float | None = None,
         name: str | None = None,
         keep: str | float | None = None,
+        results: str | None = None,
         takeover: bool = False,
     ) -> None:
         self._provider = parse_provider(provider)
@@ -198,6 +202,7 @@ class ComputePool(CallsByFunction):
             wait_for_capacity=wait_for_capacity,
             name=name,
             keep=keep,
+            results=results,
         )
         self._show(display, on_event)
 
@@ -578,6 +583,7 @@ class ComputePool(CallsByFunction):
             name=name,
             single=single,
             return_exceptions=not single and call.return_exceptions,
+            results=self._request.results_location,
         )
 
     def run_generator(self, pending: PendingStream[T], *, everywhere: bool = False) -> tuple[Stream[T], ...]:

@@ -155,7 +155,8 @@ def run(*, script: Path, arguments: Sequence[str], pool: str, name: str | None, 
     shipped = read_script(script, arguments)
     name = name or job_name_of(script.stem)
     call = script_invocation(shipped, name, retries=retries)
-    spawned = spawn_calls([call], fleet=pool, pool_id=record.pool_id, name=name)
+    place = record.request.results_location
+    spawned = spawn_calls([call], fleet=pool, pool_id=record.pool_id, name=name, results=place)
     click.echo(
         f"Job {name} is on {pool}, with the files of {shipped.project}, and runs once a worker is free; "
         f"`skyward logs {pool} {name} -f` follows it, also later.",

@@ -274,6 +274,7 @@ class NodeSetup:
             lease_s=request.lease_s,
             away_s=request.away_s,
             keep_s=request.keep_s,
+            results=request.results,
             collect_metrics=request.collect_metrics,
             accelerators=(accelerator.name,) * accelerator.count if accelerator else (),
             mig=accelerator.mig if accelerator else (),

@@ -247,6 +247,7 @@ def parts_for_nodes(request: PoolRequest) -> dict[str, str]:
         "includes": _digest(sorted(files)),
         "concurrency": repr(request.concurrency),
         "volume": repr(request.volumes),
+        "results": request.results,
         "collect_metrics": repr(request.collect_metrics),
         "service": repr((request.service, request.service_name, request.packages, request.one_network)),
     }

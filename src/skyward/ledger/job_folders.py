@@ -42,6 +42,7 @@ class JobRecord(JsonRecord):
         spawned_at: time in seconds since the epoch.
         places: instance id of the node that has each call.
         runs: number of each call's runs that began on nodes that are lost.
+        results: location in a bucket where nodes keep copies of outcomes, ``s3://bucket/folder/``; empty for none.
     """
 
     job: str
@@ -53,6 +54,7 @@ class JobRecord(JsonRecord):
     return_exceptions: bool = False
     places: tuple[str, ...] = ()
     runs: tuple[int, ...] = ()
+    results: str = ""
 
 
 @dataclass(slots=True, eq=False)

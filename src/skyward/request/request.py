@@ -145,6 +145,7 @@ class PoolRequest:
         away_s: seconds for which a node outlives a silent client.
         name: name of the fleet if it is kept; empty for one that ends with its pool.
         keep_s: seconds for which a kept fleet waits for the next client, instead of the two above; else 0.
+        results: folder in a writable volume where nodes keep copies of jobs' outcomes; empty for none.
         max_cost: USD that the pool may cost in total; None is no limit.
         max_price_per_hour: USD that each machine may cost an hour; None is no limit.
         prefer: which of several providers comes first: the one with the lower price, or the one that is listed earlier.
@@ -173,6 +174,7 @@ class PoolRequest:
     away_s: float = 1800.0
     name: str = ""
     keep_s: float = 0.0
+    results: str = ""
     max_cost: float | None = None
     max_price_per_hour: float | None = None
     prefer: Preference = "price"
@@ -220,6 +222,15 @@ class PoolRequest:
         return tuple(replace(self, accelerators=(one,)) for one in self.accelerators)
 
     @property
+    def results_location(self) -> str:
+        """Place of :attr:`results` in its bucket, ``s3://bucket/folder/``; empty for none."""
+        path = PurePosixPath(self.results)
+        for volume in self.volumes:
+            if path.is_relative_to(volume.mount_path):
+                return volume.location + "".join(f"{part}/" for part in path.relative_to(volume.mount_path).parts)
+        return ""
+
+    @property
     def workers_per_node(self) -> int:
         """Worker processes on each node: ``concurrency`` times the MIG partitions of the node."""
         return self.concurrency * (self.accelerator.partitions if self.accelerator else 1)
@@ -260,6 +271,7 @@ def parse_request(
     wait_for_capacity: str | float | None = None,
     name: str | None = None,
     keep: str | float | None = None,
+    results: str | None = None,
 ) -> PoolRequest:
     """Check every argument of ``ComputePool`` that concerns machines.
 
@@ -286,10 +298,9 @@ def parse_request(
         collect_metrics=flag("collect_metrics", collect_metrics),
         lease_s=duration("lease", lease),
         away_s=duration("away", away),
-        max_cost=_limit("max_cost", max_cost),
-        max_price_per_hour=_limit("max_price_per_hour", max_price_per_hour),
+        **_limits(max_cost=max_cost, max_price_per_hour=max_price_per_hour),
         **_over_providers(prefer, spread, wait_for_capacity),
-        **_kept(name, keep),
+        **_kept(name, keep, _results(results, volumes, keep)),
     )
 
 
@@ -304,14 +315,27 @@ def fleet_name(value: object) -> str:
     return value
 
 
-def _kept(name: object, keep: object) -> dict[str, Any]:
+def _kept(name: object, keep: object, results: str) -> dict[str, Any]:
     if keep is None and name is None:
         return {}
     if name is None:
         raise ConfigurationError(f'keep={keep!r} needs a name, by which the fleet is found again: name="llm"')
     if keep is None:
         raise ConfigurationError(f'name={name!r} is the name of a fleet that is kept: add keep="20m", or leave it out')
-    return {"name": fleet_name(name), "keep_s": duration("keep", keep)}
+    return {"name": fleet_name(name), "keep_s": duration("keep", keep), "results": results}
+
+
+def _results(value: object, volumes: Sequence[Volume], keep: object) -> str:
+    if value is None:
+        return ""
+    path = PurePosixPath(text("results", value))
+    if keep is None:
+        raise ConfigurationError(f'results={value!r} is for the jobs of a kept pool: add name="llm" and keep="20m"')
+    if ".." in path.parts or not any(path.is_relative_to(each.mount_path) for each in volumes if not each.read_only):
+        given = ", ".join(f"{each.mount_path} (read-only)" if each.read_only else each.mount_path for each in volumes)
+        allowed = f"a folder in a volume of this pool with read_only=False; its volumes: {given or 'none'}"
+        raise refusal("results", allowed, value)
+    return str(path)
 
 
 def _node_range(nodes: object, idle: object) -> NodeRange | None:
@@ -344,8 +368,8 @@ def _over_providers(prefer: object, spread: object, wait_for_capacity: object) -
     return {"prefer": prefer, "spread": flag("spread", spread), "wait_for_capacity_s": wait_s}
 
 
-def _limit(parameter: str, usd: object) -> float | None:
-    return None if usd is None else positive_number(parameter, usd)
+def _limits(**parameters: object) -> dict[str, Any]:
+    return {name: None if usd is None else positive_number(name, usd) for name, usd in parameters.items()}
 
 
 def _image(value: object) -> ImageSettings:

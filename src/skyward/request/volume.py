@@ -58,6 +58,12 @@ Volume: TypeAlias = S3Volume
 """Every kind of volume that ``ComputePool(volume=...)`` takes."""
 
 
+def volume_at(location: str) -> Volume:
+    """Return a volume of what is at a :attr:`S3Volume.location`; it is mounted nowhere."""
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    return S3Volume(mount_path="/nowhere", bucket=bucket, prefix=prefix, read_only=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageKey:
     """Credentials for a store.

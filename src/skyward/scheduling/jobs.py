@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import shutil
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final
+from tempfile import SpooledTemporaryFile
+from typing import BinaryIO, Final, cast
 
 from skyward.errors import SkywardError
 from skyward.events import LogLine
 from skyward.fleet.node_jobs import RUNNING, UNFINISHED, WAITING, JobCallState, JobRefusedError, NodeJobs
 from skyward.ledger.job_folders import JobFolder, job_folders, loads, write_private
 from skyward.market.autoscale import Workload
+from skyward.providers.storage import Store, store_kind
+from skyward.request.volume import GrantedVolume, volume_at
 from skyward.scheduling.job_checkpoints import EVERY_S, JobCheckpoints
 from skyward.shipping.job_file import JobEnd, JobOutcome, join_calls, outcome_parts, read_end, read_head
 
@@ -32,6 +36,10 @@ _LAST_LOOK_S = 10.0
 _LEAVING_LOOK_S = 2.0
 """Seconds between two looks while a node that is taken back runs jobs: their calls may save their work."""
 _NAMED = 5
+_COPYING_S = 3600.0
+_COPY = re.compile(r"(\d+)/end-(\d+)")
+_IN_MEMORY = 64 << 20
+_PIECE = 1 << 20
 _logger = logging.getLogger("skyward")
 
 States = Mapping[str, Mapping[str, Mapping[int, JobCallState]]]
@@ -128,6 +136,36 @@ async def fetch_over(folder: JobFolder, nodes: Iterable[NodeJobs], states: State
                 await node.fetch_outcome(known[over[0]].path, folder.outcome(over[0]))
                 await asyncio.to_thread(_forget_call, folder, over[0])
             over = over[len(results) or 1 :]
+
+
+async def fetch_copies(folder: JobFolder, indices: Sequence[int]) -> None:
+    """Copy outcomes of calls whose node cannot be asked from the pool's ``results``, those that are there. Idempotent.
+
+    Raises:
+        SkywardError: the bucket cannot be read.
+        OSError: there is no room here.
+    """
+    record = folder.record
+    if not record.results or not indices:
+        return
+    volume = volume_at(f"{record.results}{record.pool_id}/{record.job}/")
+    kind = store_kind(volume)
+    (access,) = await kind.grant([volume], lifetime_s=_COPYING_S, here=True)
+    await asyncio.to_thread(_download, kind.open_store(GrantedVolume(volume=volume, access=access)), folder, indices)
+
+
+def _download(store: Store, folder: JobFolder, indices: Sequence[int]) -> None:
+    last: dict[int, tuple[int, str]] = {}
+    for entry in store.listing():
+        if (match := _COPY.fullmatch(entry.name)) is not None:
+            index, attempt = map(int, match.groups())
+            last[index] = max(last.get(index, (0, "")), (attempt, entry.name))
+    for index in last.keys() & set(indices):
+        with SpooledTemporaryFile(_IN_MEMORY) as file:
+            store.download(last[index][1], cast("BinaryIO", file))
+            file.seek(0)
+            write_private(folder.outcome(index), iter(lambda: file.read(_PIECE), b""))
+        _forget_call(folder, index)
 
 
 def _keep(folder: JobFolder, index: int, outcome: bytes | None, lines: Iterable[LogLine]) -> None:
@@ -329,12 +367,13 @@ class FleetJobs:
     async def _look_at(
         self, folder: JobFolder, indices: Sequence[int], nodes: Mapping[str, NodeJobs], states: States
     ) -> None:
-        present, absent = set(self._present()), list[int]()
-        moves: dict[int, tuple[str, int]] = {}
-        load = dict[str, int]()
-        for index in indices:
+        absent, moves, load = list[int](), dict[int, tuple[str, int]](), dict[str, int]()
+        lost = self._lost(folder, indices, states)
+        absent_or_lost = [index for index in indices if index in lost or state_of(folder, index, states) is None]
+        await fetch_copies(folder, absent_or_lost)  # if it fails, these wait: they may be over
+        for index in folder.unfetched():
             place, state = folder.record.places[index], state_of(folder, index, states)
-            is_lost = state is not None and state.state == UNKNOWN and place not in present and bool(present)
+            is_lost = index in lost
             if nodes and (is_lost or not place):
                 load = load or dict(loads(self.folders(), nodes))
                 target = min(load, key=lambda instance_id: load[instance_id])
@@ -351,6 +390,13 @@ class FleetJobs:
             await self._move(folder, moves, nodes)
         if absent := [index for index in (*absent, *moves) if not folder.outcome(index).exists()]:
             await hand_over(folder, nodes.values(), absent)
+
+    def _lost(self, folder: JobFolder, indices: Iterable[int], states: States) -> list[int]:
+        """Return the calls whose node has left the fleet."""
+        present = set(self._present())
+        known = {index: state_of(folder, index, states) for index in indices}
+        unknown = [index for index, state in known.items() if state is not None and state.state == UNKNOWN]
+        return [index for index in unknown if present and folder.record.places[index] not in present]
 
     async def _used_up(self, folder: JobFolder, index: int) -> int | None:
         """Return how many runs of a call are used up, as its node is lost; None if it may not run again, and ends."""

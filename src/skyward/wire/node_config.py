@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Final, Self
 
 from skyward.request.volume import GrantedVolume
@@ -102,6 +103,7 @@ class NodeConfig(JsonRecord):
         away_s: seconds that it lives on while the client is silent.
         keep_s: seconds that it lives on without a client, gone or silent, and without an unfinished job: instead of the
             two above. 0 for a node that ends with its client.
+        results: folder in a writable volume for a copy of each job's outcome; empty for none.
         collect_metrics: True to report metrics.
         metrics_interval_s: seconds between two reports.
         accelerators: names of the requested accelerators, one for each.
@@ -142,6 +144,7 @@ class NodeConfig(JsonRecord):
     lease_s: float = 120.0
     away_s: float = 1800.0
     keep_s: float = 0.0
+    results: str = ""
     collect_metrics: bool = True
     metrics_interval_s: float = 2.0
     accelerators: tuple[str, ...] = ()
@@ -163,6 +166,11 @@ class NodeConfig(JsonRecord):
     def binds_to(self) -> str:
         """The address to which every port of the node binds."""
         return self.bind or self.address
+
+    @property
+    def results_folder(self) -> Path | None:
+        """The pool's own folder in :attr:`results`; None without one."""
+        return Path(self.results, self.pool_id) if self.results else None
 
     @property
     def identity(self) -> TlsIdentity:

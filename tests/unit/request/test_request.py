@@ -13,7 +13,7 @@ from skyward.request.accelerators import Accelerator
 from skyward.request.image import ImageSettings
 from skyward.request.instance import InstanceWish
 from skyward.request.request import NodeRange, PoolRequest, Spot, parse_request
-from skyward.request.volume import S3Volume
+from skyward.request.volume import S3Volume, volume_at
 
 OTHER_PYTHON = f"3.{sys.version_info.minor + 1}"
 
@@ -229,6 +229,47 @@ def test_other_times_are_refused_with_an_example(keep: Any) -> None:
 def test_name_of_a_fleet_is_that_of_a_folder_anywhere(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="name must be 1 to 64 letters"):
         parse_request(name=name, keep="1h")
+
+
+_DATA = S3Volume(mount_path="/mnt/data", bucket="bucket", prefix="data")
+_OUT = S3Volume(mount_path="/mnt/out", bucket="bucket", prefix="out/", read_only=False)
+_ALL = S3Volume(mount_path="/mnt/all", bucket="other", read_only=False)
+
+
+@pytest.mark.parametrize(
+    ("results", "place"),
+    [
+        ("/mnt/out", "s3://bucket/out/"),
+        ("/mnt/out/results/", "s3://bucket/out/results/"),
+        ("/mnt/all/a/b", "s3://other/a/b/"),
+        (None, ""),
+    ],
+)
+def test_results_are_kept_in_a_writable_volume(results: str | None, place: str) -> None:
+    request = parse_request(name="llm", keep="1h", volume=[_DATA, _OUT, _ALL], results=results)
+
+    assert request.results_location == place
+    assert place in ("", volume_at(place or "s3://bucket/").location)
+
+
+@pytest.mark.parametrize(
+    ("results", "given", "why"),
+    [
+        ("/mnt/data/results", {"volume": [_DATA, _OUT]}, r"its volumes: /mnt/data \(read-only\), /mnt/out, got"),
+        ("/mnt/outside", {"volume": [_OUT]}, "its volumes: /mnt/out, got '/mnt/outside'"),
+        ("/mnt/out/../data", {"volume": [_OUT]}, "its volumes: /mnt/out"),
+        ("results", {"volume": [_OUT]}, "its volumes: /mnt/out"),
+        ("/mnt/out", {}, "its volumes: none"),
+        (3, {"volume": [_OUT]}, "results must be"),
+        ("", {"volume": [_OUT]}, "results must be"),
+        ("/mnt/out", {"volume": [_OUT], "name": None, "keep": None}, "for the jobs of a kept pool: add name="),
+    ],
+)
+def test_results_elsewhere_are_refused_with_the_volumes_there_are(
+    results: Any, given: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        parse_request(**({"name": "llm", "keep": "1h", "results": results} | given))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from skyward.errors import WorkerLostError
@@ -210,6 +212,37 @@ async def test_calls_of_a_lost_node_are_spread_over_the_others(nodes: list[Store
     assert folder.record.runs == (1, 1, 1, 0)
     assert nodes[0].states_of() == {0: "waiting", 1: "waiting"}
     assert said == ["3 calls of job run-7 run again from its beginning, as the node was lost"]
+
+
+async def test_a_call_whose_outcome_has_a_copy_does_not_run_again(
+    nodes: list[StoreNode], tmp_path: Path, aws_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"URL": aws_server, "ID": "AKIAUSERSOWN", "KEY": "secret", "REGION": "us-east-1"}
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+    for name, value in zip(names, keys.values(), strict=True):
+        monkeypatch.setenv(name, value)
+    folder, looked_after = job("run-7", "i-0", "i-0", "i-0"), fleet(nodes)
+    await looked_after.look()
+    folder.write(replace(folder.record, results="s3://kept/out/"))
+    for index in (1, 2):
+        nodes[0].run("run-7", index)
+    outcome = nodes[0].store.outcome("run-7", 2).read_bytes()
+    earlier = nodes[0].store.outcome("run-7", 1).read_bytes()
+    del nodes[0]
+
+    await looked_after.look()
+    assert nodes[0].states_of() == {}, "the bucket cannot be read: nobody knows which calls are over"
+
+    s3 = boto3.client("s3")
+    s3.create_bucket(Bucket="kept")
+    for key, body in {"2/end-10": outcome, "2/end-9": earlier, "1/.skyward-part-x": b"", "1/end-": b""}.items():
+        s3.put_object(Bucket="kept", Key=f"out/sky-1/run-7/{key}", Body=body)
+    await looked_after.look()
+
+    assert nodes[0].states_of() == {0: "waiting", 1: "waiting"}
+    assert folder.unfetched() == [0, 1]
+    assert outcome_value(read_outcome(folder.outcome(2)), where="") == 4
+    assert not folder.call(2).exists()
 
 
 async def test_a_call_without_a_retry_fails_with_its_node(nodes: list[StoreNode]) -> None:

@@ -22,7 +22,13 @@ from support.elastic_fleet import FakeElasticFleet
 
 class TestParameters:
     def test_are_those_of_a_pool(self):
-        elsewhere = {"name", "keep", "takeover", "spread"}  # `name` is the cluster's: a kept pool is opened, and passed
+        elsewhere = {
+            "name",
+            "keep",
+            "results",
+            "takeover",
+            "spread",
+        }  # `name` is the cluster's: a kept pool is opened, and passed
         assert set(PoolParams.__annotations__) | elsewhere == set(inspect.signature(ComputePool).parameters)
 
     @pytest.mark.parametrize(

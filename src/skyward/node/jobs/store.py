@@ -18,8 +18,10 @@ from __future__ import annotations
 import errno
 import filecmp
 import json
+import logging
 import os
 import re
+import shutil
 import time
 import uuid
 from collections import deque
@@ -34,7 +36,10 @@ from typing import Any, Final
 from skyward.base.platform import sync_folder
 from skyward.events import LogLine
 from skyward.events.log_files import KeptReader
+from skyward.node.storage.mount_registry import PART
 from skyward.shipping.job_file import DamagedJobFileError, JobEnd, JobOutcome, outcome_parts, read_end, read_head
+
+log = logging.getLogger("skyward.node.jobs.store")
 
 JOBS_FOLDER: Final = "jobs"
 """The store's folder in a node's own."""
@@ -167,10 +172,12 @@ class JobStore:
 
     Args:
         folder: the store's folder; made when the first job is added.
+        results: folder in a volume that gets a copy of what calls return, raise or exceed; None without one.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, results: Path | None = None) -> None:
         self._folder = folder
+        self._results = results
         # What is over stays over: it is not looked at again.
         self._over: set[tuple[str, str]] = set()
         self._settled: dict[str, int] = {}
@@ -285,7 +292,7 @@ class JobStore:
 
     def finish(self, claim: Claim, outcome: JobOutcome) -> bool:
         """Store the outcome of a run; return False if the run was ended for its worker's death before."""
-        return self._end(claim, outcome_parts(outcome))
+        return self._end(claim, outcome_parts(outcome), copied=True)
 
     def give_back(self, claim: Claim) -> None:
         """Take the claim of a call back that has not begun."""
@@ -354,15 +361,18 @@ class JobStore:
             return False
         if not final and claim.attempt <= self.facts(claim)["retries"]:
             return self._end(claim, [_AGAIN])
-        self._end(claim, outcome_parts(loss))
+        self._end(claim, outcome_parts(loss), copied=final)  # what is lost with its machine may run again elsewhere
         return False
 
     # --- the folders ------------------------------------------------------------------------------------------------
 
-    def _end(self, claim: Claim, content: Iterable[Content]) -> bool:
+    def _end(self, claim: Claim, content: Iterable[Content], *, copied: bool = False) -> bool:
         folder = self._path(claim.job, claim.index)
         part = _write_part(folder, content, on_disk=True)
         try:
+            if copied and self._results is not None:
+                # First: what is over has its copy. A run that was given up meanwhile may leave one, which is as good.
+                _copy(part, self._results / claim.job / str(claim.index) / f"end-{claim.attempt}")
             return _link(part, folder / f"end-{claim.attempt}")
         finally:
             part.unlink()
@@ -485,6 +495,21 @@ def _link(part: Path, path: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _copy(part: Path, path: Path) -> None:
+    """Copy an outcome into a volume, whole or not at all; log a failure, as the outcome itself stays on the node."""
+    copy = path.with_name(f"{PART}{uuid.uuid4().hex}")  # such names are not written back
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(part, copy)
+        try:
+            os.rename(copy, path)
+        except OSError:  # Mountpoint cannot rename; there, an object appears when its file is closed
+            copy.unlink()
+            shutil.copyfile(part, path)
+    except OSError:
+        log.exception("%s was not copied to %s: it is lost with its node", part.parent, path)
 
 
 def _replace(path: Path, content: Iterable[Content]) -> None:

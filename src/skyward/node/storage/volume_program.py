@@ -268,7 +268,8 @@ class VolumeKeeper:
         self.writable = any(not granted.volume.read_only for granted in config.volumes)
         self._process: asyncio.subprocess.Process | None = None
         self._reported = ""
-        self._hurry = asyncio.Event()
+        self._due = asyncio.Event()
+        self._hurries = False
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -276,17 +277,25 @@ class VolumeKeeper:
         return () if self._process is None else (self._process.pid,)
 
     async def keep(self) -> None:
-        """Write changes back every minute; without a pause after :meth:`hurry`."""
+        """Write changes back every minute; sooner after :meth:`write_soon`, without a pause after :meth:`hurry`."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_BACK_S):
-                    await self._hurry.wait()
-            await SYSTEM_CLOCK.sleep(_PAUSE_S)
+                    await self._due.wait()
+            is_soon = self._due.is_set() and not self._hurries
+            if is_soon:
+                self._due.clear()
+            await SYSTEM_CLOCK.sleep(_PAUSE_S + (_QUIET_S if is_soon else 0.0))
             self._report(await self._run("push"))
 
     def hurry(self) -> None:
         """Write back without a pause from now on: the machine will be gone soon. Idempotent."""
-        self._hurry.set()
+        self._hurries = True
+        self._due.set()
+
+    def write_soon(self) -> None:
+        """Write back what is there now, as soon as it is old enough."""
+        self._due.set()
 
     async def release(self) -> None:
         """Write back everything, and remove the volumes from the machine. Call once no user code runs."""

@@ -47,6 +47,7 @@ from skyward.wire.control import (
     Ending,
     EndKind,
     Fetch,
+    JobRunning,
     Keep,
     Kill,
     Ping,
@@ -104,7 +105,7 @@ class Supervisor:
             keep_s=config.keep_s,
             now=self._clock.monotonic(),
         )
-        self._jobs = JobStore(Path(config.workdir, JOBS_FOLDER))
+        self._jobs = JobStore(Path(config.workdir, JOBS_FOLDER), config.results_folder)
         self._is_followed = False
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._identity = config.identity
@@ -380,6 +381,8 @@ class Supervisor:
         self._came_up = self._came_up or isinstance(report, WorkerRunning)
         if isinstance(report, WorkerExit):  # a call of a job may wait again
             self._look_for_jobs()
+        if self._config.results and (isinstance(report, WorkerExit) or _is_end_of_job(report)):
+            self._volumes.write_soon()
         self._server.broadcast(report)
 
     def _on_service_report(self, report: ServiceRunning | Progress) -> None:
@@ -410,6 +413,10 @@ class Supervisor:
             )
             self._end_if_hopeless()
         kill_all(self._config.instance_id)
+
+
+def _is_end_of_job(report: Report) -> bool:
+    return isinstance(report, JobRunning) and not report.job
 
 
 def _remove_folders(plan: NodePlan, *, checkpoints: bool) -> None:

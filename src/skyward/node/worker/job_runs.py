@@ -41,7 +41,7 @@ class WorkerJobs:
         end_process: Callable[[str], NoReturn],
     ) -> None:
         self._config = plan.config
-        self._store = JobStore(Path(plan.config.workdir, JOBS_FOLDER))
+        self._store = JobStore(Path(plan.config.workdir, JOBS_FOLDER), plan.config.results_folder)
         self._worker = worker
         self._incarnation = incarnation
         self._report = report

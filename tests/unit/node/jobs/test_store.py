@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -95,6 +96,63 @@ def test_an_outcome_is_on_disk_before_its_call_is_over(tmp_path: Path, monkeypat
     store.finish(claim, _value(claim, 1))
 
     assert synced == [(".part-", CallStage.RUNNING), ("0", JobEnd.VALUE)]
+
+
+def test_an_outcome_has_its_copy_before_its_call_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _store(tmp_path, 1, 0)
+    store, link, copies = JobStore(tmp_path / "jobs", tmp_path / "volume/sky-1"), os.link, list[list[str]]()
+
+    def note(part: Path, path: Path) -> None:
+        copies.append([str(copy.relative_to(tmp_path)) for copy in tmp_path.glob("volume/**/*") if copy.is_file()])
+        link(part, path)
+
+    lost = _claim(store)
+    assert store.release(lost, _loss(lost))
+    lost = _claim(store)
+    assert not store.release(lost, _loss(lost))
+    claim = _claim(store)
+    monkeypatch.setattr(os, "link", note)
+    store.finish(claim, _value(claim, 7))
+
+    assert copies == [["volume/sky-1/run/0/end-2"]], "what was lost may run again elsewhere"
+    assert outcome_value(read_outcome(tmp_path / copies[0][0]), where="") == 7
+
+
+def test_a_call_that_has_exceeded_a_limit_has_a_copy_of_that(tmp_path: Path) -> None:
+    _store(tmp_path, 3)
+    store = JobStore(tmp_path / "jobs", tmp_path / "volume")
+    claim = _claim(store)
+
+    assert not store.release(claim, _loss(claim), final=True)
+
+    assert read_outcome(tmp_path / "volume/run/0/end-1").end is JobEnd.LOST
+
+
+def test_a_copy_is_made_where_files_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _store(tmp_path, 0)
+    store = JobStore(tmp_path / "jobs", tmp_path / "volume")
+    claim = _claim(store)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    store.finish(claim, _value(claim, 7))
+
+    assert outcome_value(read_outcome(tmp_path / "volume/run/0/end-1"), where="") == 7
+    assert len([*(tmp_path / "volume/run/0").iterdir()]) == 1
+
+
+def test_a_volume_that_cannot_be_written_to_costs_no_outcome(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _store(tmp_path, 0)
+    (tmp_path / "file").touch()
+    store = JobStore(tmp_path / "jobs", tmp_path / "file")
+    claim = _claim(store)
+
+    assert store.finish(claim, _value(claim))
+
+    assert _state(store) == JobEnd.VALUE
+    assert "is lost with its node" in caplog.text
 
 
 def test_calls_run_in_the_order_in_which_they_were_added(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal
 
 import pytest
@@ -39,11 +40,13 @@ class Keeper(VolumeKeeper):
             await asyncio.Event().wait()
         return answer or ""
 
-    async def keep_for(self, seconds: float, *, hurry_after: float = float("inf")) -> None:
-        """Keep for so long; there is a hurry after so many seconds of it."""
+    async def keep_for(self, seconds: float, *, hurry_after: float = float("inf"), soon: Sequence[float] = ()) -> None:
+        """Keep for so long; there is a hurry after so many seconds of it, and something to write soon at others."""
         keeping = asyncio.ensure_future(self.keep())
         if hurry_after < seconds:
             asyncio.get_running_loop().call_later(hurry_after, self.hurry)
+        for after in soon:
+            asyncio.get_running_loop().call_later(after, self.write_soon)
         await asyncio.wait((keeping,), timeout=seconds)
         assert not keeping.done()
         keeping.cancel()
@@ -57,6 +60,14 @@ def test_changes_are_written_back_every_minute_and_every_second_once_there_is_a_
 
     assert keeper.ran == [(second, "push") for second in (61, 122, 131, 132, 133)]
     assert keeper.told == []
+
+
+def test_what_is_to_be_written_soon_waits_until_its_last_write_is_old_enough() -> None:
+    keeper = Keeper()
+
+    simulate(lambda: keeper.keep_for(100, soon=(10, 12, 30)))
+
+    assert keeper.ran == [(second, "push") for second in (16, 22, 36, 97)]
 
 
 @pytest.mark.parametrize(
