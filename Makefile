@@ -62,7 +62,7 @@ test-full: $(VENV)/test.installed ## every test except those that train, with ra
 	-tools/browser
 	tools/sshd
 	@echo "repeat the same random plans with: make test-full SEED=$(SEED)"
-	HYPOTHESIS_PROFILE=full $(PYTEST) --hypothesis-seed=$(SEED)
+	HYPOTHESIS_PROFILE=full SKYWARD_TEST_SEED=$(SEED) $(PYTEST) --hypothesis-seed=$(SEED)
 
 test-gpu: ## tests on this machine's NVIDIA GPU, with PYTHON's own packages: nothing is installed
 	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) tests/gpu

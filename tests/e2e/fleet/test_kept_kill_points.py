@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
+import secrets
 import subprocess
 import sys
 from collections import Counter
@@ -67,28 +69,36 @@ die()
 """
 
 RECORD, NODE, KEPT = "skyward.ledger.fleet_record:FleetFolder", "skyward.fleet.node:Node", "skyward.fleet.kept"
-POINTS: Sequence[tuple[str, str, int, float]] = [
-    ("apply", f"{NODE}.halt", 2, 0.02),
-    ("takeover", f"{RECORD}.request", 1, 0.0),
-    ("leave", f"{RECORD}.write", 2, 0.0),
-    ("fetch", "skyward.fleet.node_jobs:NodeJobs.results", 1, 0.0),
-    ("leave", f"{RECORD}.take_requests", 1, 0.0),
-    ("leave", f"{NODE}.resume", 1, 0.0),
-    ("leave", f"{NODE}.resume", 2, 0.01),
-    ("leave", f"{NODE}.renew_workers", 1, 0.0),
-    ("leave", f"{NODE}.renew_workers", 2, 0.02),
-    ("leave", "skyward.scheduling.scheduler:Scheduler.attach", 2, 0.0),
-    ("leave", f"{KEPT}:FleetKeeping.leave", 1, 0.0),
-    ("leave", f"{NODE}.leave", 1, 0.0),
-    ("leave", "skyward.ledger.ledger:Ledger.keep_pool", 2, 0.0),
-    ("apply", f"{NODE}.halt", 1, 0.0),
-    ("apply", "skyward.fleet.node:start_supervisor", 1, 0.0),
-    ("apply", "skyward.fleet.node:start_supervisor", 2, 0.05),
-    ("apply", f"{KEPT}:FleetKeeping.asked_for", 1, 0.0),
-    ("takeover", f"{RECORD}.request", 1, 0.3),
-    ("takeover", f"{NODE}.resume", 1, 0.0),
-    ("fetch", "skyward.ledger.job_folders:write_private", 1, 0.0),
+VERBS: Sequence[tuple[str, str, int]] = [
+    ("apply", f"{NODE}.halt", 2),
+    ("apply", "skyward.fleet.node:start_supervisor", 2),
+    ("apply", f"{KEPT}:FleetKeeping.asked_for", 1),
+    ("apply", f"{RECORD}.write", 2),
+    ("takeover", f"{RECORD}.request", 1),
+    ("takeover", f"{NODE}.resume", 2),
+    ("takeover", f"{NODE}.renew_workers", 2),
+    ("leave", f"{RECORD}.write", 2),
+    ("leave", f"{RECORD}.take_requests", 1),
+    ("leave", f"{NODE}.resume", 2),
+    ("leave", f"{NODE}.renew_workers", 2),
+    ("leave", "skyward.scheduling.scheduler:Scheduler.attach", 2),
+    ("leave", f"{KEPT}:FleetKeeping.leave", 1),
+    ("leave", f"{NODE}.leave", 2),
+    ("leave", "skyward.ledger.ledger:Ledger.keep_pool", 2),
+    ("fetch", "skyward.fleet.node_jobs:NodeJobs.results", 1),
+    ("fetch", "skyward.ledger.job_folders:write_private", 4),
 ]
+"""What a client does, a verb of it, and how often it comes to that."""
+ACTIONS = ("leave", "apply", "takeover", "fetch")
+SEED = int(os.environ.get("SKYWARD_TEST_SEED") or secrets.randbelow(1 << 32))
+
+
+def kill_points(seed: int, count: int) -> list[tuple[str, str, int, float]]:
+    """Return kill points: at the ``nth`` time of a verb, at once or up to 0.3 s later; one of each action first."""
+    dice = random.Random(seed)
+    firsts = [dice.choice([verb for verb in VERBS if verb[0] == action]) for action in ACTIONS]
+    chosen = [*dice.sample(firsts, len(firsts)), *dice.choices(VERBS, k=count)][:count]
+    return [(act, verb, dice.randint(1, most), dice.choice((0.0, dice.uniform(0, 0.3)))) for act, verb, most in chosen]
 
 
 @sky.compute(retries=0)
@@ -125,32 +135,34 @@ def instance_of(process: psutil.Process) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("points", [POINTS[:4], pytest.param(POINTS, marks=pytest.mark.full)], ids=("some", "all"))
+@pytest.mark.parametrize(("seed", "count"), [(33, 4), pytest.param(SEED, 20, marks=pytest.mark.full)], ids=("4", "20"))
 def test_fleet_goes_on_and_no_result_is_lost_whenever_its_client_is_killed(
-    points: Sequence[tuple[str, str, int, float]], tmp_path: Path
+    seed: int, count: int, tmp_path: Path
 ) -> None:
+    print(f"the same points again: SKYWARD_TEST_SEED={seed}")
+    points = kill_points(seed, count)
     notes = str(tmp_path / "notes")
-    for seed, (action, point, nth, delay_s) in enumerate(points):
-        with kept_pool(env={"COLOUR": f"{seed}"} if action == "apply" else {}) as pool:
-            calls = (note(notes, CALLS * seed + index) for index in range(CALLS))
-            job = pool.spawn(sky.gather(*calls), name=f"job-{seed}")
+    for number, (action, point, nth, delay_s) in enumerate(points):
+        with kept_pool(env={"COLOUR": f"{number}"} if action == "apply" else {}) as pool:
+            each = (note(notes, CALLS * number + index) for index in range(CALLS))
+            job = pool.spawn(sky.gather(*each), name=f"job-{number}")
             if action == "apply":  # which is refused while there are jobs
                 job.result(timeout=60)
-            colour = f"job-{seed}" if action == "fetch" else f"other-{seed}"
+            colour = f"job-{number}" if action == "fetch" else f"other-{number}"
             order = json.dumps([action, point, nth, delay_s, colour])
             if action == "takeover":
                 killed = run_client(order)
         if action != "takeover":
             killed = run_client(order)
-        assert killed.returncode == -9, (point, killed.stderr)
+        assert killed.returncode == -9, (points[number], killed.stderr)
     with kept_pool() as pool:
         assert len(note(os.devnull, 0) @ pool) == 2
-        results = [sky.job(f"job-{seed}").result(timeout=60) for seed in range(len(points))]
+        results = [sky.job(f"job-{number}").result(timeout=60) for number in range(count)]
 
     assert len(Ledger.of_user().entries()) == 2, "a machine was bought again"
-    count = CALLS * len(points)
-    assert [number for result in results for number in result] == [*range(count)]
-    assert Counter(map(int, Path(notes).read_text().split())) == Counter(range(count))
+    calls = [*range(CALLS * count)]
+    assert [value for result in results for value in result] == calls
+    assert Counter(map(int, Path(notes).read_text().split())) == Counter(calls)
 
 
 def run_client(order: str) -> subprocess.CompletedProcess[str]:
