@@ -6,10 +6,12 @@ import fcntl
 import json
 import os
 import pty
+import socket
 import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,35 @@ def test_providers_without_a_parameter_are_named_beside_the_others() -> None:
 
     assert "provider 'verda' has no parameter 'profile'; it has" in done.stderr
     assert "provider 'aws'" not in done.stderr
+
+
+def seconds_of(environment: Mapping[str, str], *arguments: str) -> float:
+    began = time.monotonic()
+    command = [sys.executable, "-m", "skyward", *arguments]
+    subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("fault", ["vendors are silent", "names are not looked up"])
+def test_a_network_that_hangs_delays_the_command_by_two_seconds(
+    fault: str, newcomer: Mapping[str, str], tmp_path: Path
+) -> None:
+    asking = "offers", "--accelerator", "H100:4"
+    without_network = seconds_of(newcomer, *asking)  # refused at once
+    assert without_network < 1 + 3 * seconds_of(newcomer, "--help")
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if fault == "vendors are silent":
+            proxy = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            environment = {**newcomer, "http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy}
+        else:
+            text = "import socket, time\nsocket.getaddrinfo = lambda *_, **__: time.sleep(50)\n"
+            (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
+            environment = {name: value for name, value in newcomer.items() if not name.endswith("_proxy")}
+            environment["PYTHONPATH"] = str(tmp_path)
+        took = seconds_of(environment, *asking)
+
+    assert prices.LIMIT_S < took < prices.LIMIT_S + 1 + 2 * without_network
 
 
 def test_boto3_is_not_imported_without_credentials(newcomer: Mapping[str, str]) -> None:
