@@ -29,7 +29,7 @@ from skyward.providers.base import (
     checked_provider,
     matching_offers,
 )
-from skyward.providers.registry import make_provider, provider_settings
+from skyward.providers.registry import make_provider, provider_parameters, provider_settings
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 
@@ -192,6 +192,7 @@ async def _ask(label: str, provider: Provider, request: PoolRequest) -> Sequence
     except Exception as error:  # a provider may be anybody's code
         return UnreachableError(f"its answer is no list of offers ({type(error).__name__}: {error})")
     finally:
+        asking.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved, else asyncio logs it
         asking.cancel()  # it is not waited for: it may not let itself be cancelled
 
 
@@ -247,7 +248,7 @@ def _labels(providers: Sequence[Provider]) -> tuple[str, ...]:
     taken = Counter(labels)
     numbers: Counter[str] = Counter()
     for index, label in enumerate(labels):
-        if taken[label] > 1:  # what tells them apart is secret
+        if taken[label] > 1:  # what tells them apart is longer than a label
             numbers[label] += 1
             labels[index] = f"{label} #{numbers[label]}"
     return tuple(labels)
@@ -266,7 +267,8 @@ def parse_provider(value: object) -> Provider:
     """Return the provider that ``provider=`` names; a list is made one.
 
     Raises:
-        ConfigurationError: it is none, an empty list, or a list with something else in it, or with one twice.
+        ConfigurationError: it is none, an empty list, or a list with something else in it, with one twice, or with two
+            accounts of one vendor that only a secret tells apart.
     """
     if not isinstance(value, list | tuple):
         return checked_provider(value)
@@ -278,7 +280,20 @@ def parse_provider(value: object) -> Provider:
         if (first := providers.index(provider)) < index:
             same = f"provider[{first}] ({provider.name} with equal settings)"
             raise ConfigurationError(f"provider[{index}] is the same as {same}: leave one out")
+        for first, other in enumerate(providers[:index]):
+            if other.name == provider.name and _secrets(other) != _secrets(provider):
+                raise ConfigurationError(
+                    f"provider[{first}] and provider[{index}] are accounts of {provider.name} that a secret tells "
+                    "apart, which is in no record: `skyward sweep` would look for the machines of one in the other. "
+                    "Open a pool for each account"
+                )
     return providers[0] if len(providers) == 1 else Several(tuple(providers))
+
+
+def _secrets(provider: Provider) -> Mapping[str, object]:
+    """Return the settings of a provider that are in no record."""
+    parameters = provider_parameters(type(provider)).values()
+    return {each.name: getattr(provider, each.name) for each in parameters if not each.repr}
 
 
 def copied(provider: Provider) -> Provider:

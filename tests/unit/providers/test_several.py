@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from skyward.providers.aws.provider import AWS
 from skyward.providers.base import InstanceState, LaunchOrder, Offer, Provider
 from skyward.providers.local import Local
 from skyward.providers.registry import provider_settings
+from skyward.providers.runpod import RunPod
 from skyward.providers.several import Several, attempts, parse_provider, provider_record, recorded_provider
 from skyward.providers.ssh import SSH
 from skyward.providers.vastai import VastAI
@@ -53,6 +55,14 @@ def fake(name: str, *prices: float) -> FakeProvider:
         (
             [AWS(region="eu-west-1"), Local(), AWS(region="eu-west-1")],
             r"provider\[2\] is the same as provider\[0\] \(aws",
+        ),
+        (
+            [VastAI(api_key="k" * 20), Local(), VastAI(api_key="q" * 20)],
+            r"provider\[0\] and provider\[2\] are accounts of vastai that a secret tells apart",
+        ),
+        (
+            [RunPod(), RunPod(api_key="q" * 20, network_volume="agv6w2qcg7")],
+            r"provider\[0\] and provider\[1\] are accounts of runpod that a secret tells apart",
         ),
         ({Local(): 1}, "provider must be a provider object such as .* got dict"),
     ],
@@ -105,6 +115,26 @@ class Odd(FakeProvider):
         if self.answer is None:
             await asyncio.Event().wait()
         return cast("Sequence[Offer]", self.answer)
+
+
+def test_an_answer_that_fails_after_its_time_is_no_ones_error() -> None:
+    class FailsLate(FakeProvider):
+        async def offers(self, request: PoolRequest) -> Sequence[Offer]:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                raise OSError("the connection broke") from None
+            return ()
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+        await Several((fake("fake"), FailsLate(name="late"))).offers(REQUEST)
+        await asyncio.sleep(1)
+        gc.collect()
+
+    unheard: list[dict[str, Any]] = []
+    simulate(ask)
+    assert unheard == []
 
 
 def test_who_hangs_or_answers_nonsense_is_named_and_the_others_answer() -> None:
