@@ -771,10 +771,10 @@ class Machines:
         instance, looks = labelled(instance, create.label), self._looks_at(create.provider)
         return self.make_node(rank=create.rank, instance=instance, launched_at=create.began, looks=looks)
 
-    def notice(self, message: str) -> None:
-        """Publish a message unless it was published before."""
-        if message and message not in self._noted:
-            self._noted.add(message)
+    def notice(self, message: str, *, about: str = "") -> None:
+        """Publish a message unless it was published before, or another ``about`` the same."""
+        if message and (about or message) not in self._noted:
+            self._noted.add(about or message)
             self.publish(Notice(message))
 
 
@@ -794,7 +794,7 @@ class _Order(LaunchOrder):
         creates: its create calls by key, with those that repeat others.
         offers: what the present provider sells for it.
         server: that provider.
-        refusals: what providers refused it so far, in words.
+        refusals: what providers refused it so far: place and kind of error, and the words.
     """
 
     machines: Machines = field(repr=False)
@@ -806,14 +806,15 @@ class _Order(LaunchOrder):
     offers: tuple[Offer, ...] = ()
     server: Provider | None = None
     creates: dict[str, CreateCall] = field(default_factory=dict[str, CreateCall])
-    refusals: list[str] = field(default_factory=list[str])
+    refusals: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     @asynccontextmanager
     async def served_by(self, provider: Provider, offers: Sequence[Offer]) -> AsyncGenerator[LaunchOrder]:
         """Yield the order with ledger entries at a provider, which an error settles."""
         self._refuse_to_go_on("machines are no longer asked for")
         if self.refusals:
-            self.machines.notice(self.refusals[-1])
+            about, refusal = self.refusals[-1]
+            self.machines.notice(refusal, about=about)
         if provider is not self.machines.provider:
             self.machines.announce(provider, offers[0], len(self.ranks))
         earlier = set(self.creates)
@@ -824,7 +825,9 @@ class _Order(LaunchOrder):
         except Exception as error:
             mine = {key: self.creates.pop(key) for key in self.creates.keys() - earlier}
             await self.machines.settle(mine, error)
-            self.refusals.append(f"{offers[0].provider or provider.name} refuses: {' '.join(str(error).split())}")
+            label = offers[0].provider or provider.name
+            about = f"{label} {offers[0].region} {type(error).__name__}"  # texts may have ids and times
+            self.refusals.append((about, f"{label} refuses: {' '.join(str(error).split())}"))
             raise
 
     async def reserve(self, ranks: Sequence[int]) -> tuple[str, ...]:

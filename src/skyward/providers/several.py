@@ -22,7 +22,6 @@ from skyward.errors import (
 )
 from skyward.providers.base import (
     Instance,
-    InstanceState,
     LaunchOrder,
     Offer,
     Provider,
@@ -30,7 +29,6 @@ from skyward.providers.base import (
     matching_offers,
 )
 from skyward.providers.registry import make_provider, provider_parameters, provider_settings
-from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 
 ProviderLike: TypeAlias = Provider | Sequence[Provider]
@@ -41,6 +39,8 @@ _OWN_ANSWER_S: Final = 25.0
 """Seconds in which a provider, and one of the user's own machines, has to answer: one host that is down takes 15."""
 _RECORDED: Final = "several"
 _LONGEST_LABEL: Final = 40
+_ASK_MEMBER: Final = "a list does not know whose a machine is: ask member_of(instance.offer)"
+_NAMED_TYPES: Final = 5
 _ELSEWHERE: Final = (CapacityError, QuotaError, RateLimitError, UnreachableError, AuthenticationError)
 """Errors of one provider that another may not have, those first after which a later attempt may succeed."""
 
@@ -62,7 +62,6 @@ class Several(Provider):
     providers: tuple[Provider, ...]
     labels: tuple[str, ...] = field(init=False)
     _silent: dict[str, SkywardError] = field(init=False, repr=False, default_factory=dict[str, SkywardError])
-    _of: dict[str, int] = field(init=False, repr=False, default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", _labels(self.providers))
@@ -110,7 +109,7 @@ class Several(Provider):
         self._silent.update(
             (label, error)
             for label, error in refused.items()
-            if not isinstance(error, CapacityError | ConfigurationError)  # they answer: there is nothing to fix
+            if not isinstance(error, CapacityError)  # it sells such machines, and has none now: there is nothing to fix
         )
         found = [offer for answer in answers.values() if not isinstance(answer, SkywardError) for offer in answer]
         if refused and not found:
@@ -123,7 +122,8 @@ class Several(Provider):
         Raises:
             SkywardError: each has refused; the message gives the reason of each.
         """
-        refusals: list[tuple[str, SkywardError]] = []
+        refusals: dict[str, SkywardError] = {}
+        tried: defaultdict[str, list[Sequence[Offer]]] = defaultdict(list)
         passed: set[str] = set()
         for attempt in attempts(offers, nodes=len(order.keys)):
             first = attempt[0]
@@ -134,47 +134,29 @@ class Several(Provider):
                 async with order.served_by(member, attempt) as own:
                     made = await member.launch([replace(offer, provider="") for offer in attempt], own)
             except _ELSEWHERE as error:
-                refusals.append((" ".join(filter(None, (first.provider, first.region))), error))
+                place = " ".join(filter(None, (first.provider, first.region)))
+                refusals[place] = error
+                tried[place].append(attempt)
                 if not isinstance(error, CapacityError | QuotaError):
                     passed.add(first.provider)
             else:
-                return self._labelled(first.provider, made)
-        raise _summary("no provider has the machines for this request now", refusals)
+                return [labelled(each, first.provider) for each in made]
+        lines = [(place + _types_of(tried[place]), error) for place, error in refusals.items()]
+        raise _summary("no provider has the machines for this request now", lines)
 
     async def describe(self, instance_ids: Sequence[str]) -> Sequence[Instance]:
-        """Return the records of machines that it has launched or listed; others are gone."""
-        seen: dict[str, Instance] = {}
-        for index, ids in self._by_member(instance_ids).items():
-            records = await self.providers[index].describe(ids)
-            seen |= zip(ids, self._labelled(self.labels[index], records), strict=True)
-        gone = Offer(spec=InstanceSpec(name="", cpu=0, memory_gib=0.0))
-        return [
-            seen.get(each) or Instance(id=each, key="", state=InstanceState.GONE, offer=gone) for each in instance_ids
-        ]
+        """Refuse: the machine's own provider is asked, see :meth:`member_of`."""
+        raise NotImplementedError(_ASK_MEMBER)
 
     async def terminate(self, instance_ids: Sequence[str]) -> None:
-        """Terminate machines that it has launched or listed."""
-        work = [self.providers[index].terminate(ids) for index, ids in self._by_member(instance_ids).items()]
-        outcomes = await asyncio.gather(*work, return_exceptions=True)
-        for error in filter(None, outcomes):
-            raise error
+        """Refuse: the machine's own provider is asked, see :meth:`member_of`."""
+        raise NotImplementedError(_ASK_MEMBER)
 
     async def close(self) -> None:
         """Close all of them."""
         outcomes = await asyncio.gather(*(member.close() for member in self.providers), return_exceptions=True)
         for error in filter(None, outcomes):
             raise error
-
-    def _by_member(self, instance_ids: Sequence[str]) -> Mapping[int, list[str]]:
-        ids: defaultdict[int, list[str]] = defaultdict(list)
-        for each in instance_ids:
-            if each in self._of:
-                ids[self._of[each]].append(each)
-        return ids
-
-    def _labelled(self, label: str, machines: Sequence[Instance]) -> Sequence[Instance]:
-        self._of.update((each.id, self.labels.index(label)) for each in machines)
-        return [labelled(each, label) for each in machines]
 
 
 async def _ask(label: str, provider: Provider, request: PoolRequest) -> Sequence[Offer] | SkywardError:
@@ -224,6 +206,15 @@ def attempts(offers: Sequence[Offer], *, nodes: int) -> Sequence[Sequence[Offer]
         found.append([*earlier[site], *new] if nodes > 1 else new)
         earlier[site] += new
     return found
+
+
+def _types_of(tried: Sequence[Sequence[Offer]]) -> str:
+    """Return the machine types of several attempts at one place as a clause; the last refusal may not name them all."""
+    if len(tried) == 1:
+        return ""
+    names = [*dict.fromkeys(offer.spec.name for attempt in tried for offer in attempt)]
+    more = [f"and {len(names) - _NAMED_TYPES} more"] if len(names) > _NAMED_TYPES else []
+    return f" ({', '.join([*names[:_NAMED_TYPES], *more])})"
 
 
 def _summary(what: str, refusals: Sequence[tuple[str, SkywardError]]) -> SkywardError:

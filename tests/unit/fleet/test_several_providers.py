@@ -175,6 +175,14 @@ async def test_who_has_no_credentials_is_named_once(stage: Stage) -> None:
     assert told == ["no offers from 1 of 2 providers: cheap: no key"]
 
 
+async def test_refusals_that_differ_by_an_id_are_one_notice(stage: Stage) -> None:
+    for number in range(3):
+        stage.provider.fail("launch", UnreachableError(f"ask {number} is gone"))
+    async with stage.kept(nodes=3, spread=True):
+        pass
+    assert [each for each in stage.notices() if " refuses: " in each] == ["cheap refuses: ask 0 is gone"]
+
+
 async def test_a_create_call_without_an_answer_is_settled_at_its_provider(stage: Stage) -> None:
     """Its machine appears late; by then the next provider serves."""
     stage.provider.fate = Fate(unlisted_s=60.0)
