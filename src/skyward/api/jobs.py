@@ -20,7 +20,7 @@ from skyward.errors import ConfigurationError, PoolStateError, SerializationErro
 from skyward.events import LogLine, Progress
 from skyward.fleet.node_jobs import RUNNING, UNFINISHED, WAITING, JobCallState, NodeJobs
 from skyward.fleet.recorded_nodes import recorded_nodes
-from skyward.ledger.fleet_record import FleetFolder
+from skyward.ledger.fleet_record import FleetFolder, no_such_fleet
 from skyward.ledger.job_folders import (
     JobFolder,
     JobRecord,
@@ -454,10 +454,20 @@ def jobs(pool: str | None = None) -> list[Job]:
 
     Args:
         pool: name of the pool; None returns those of all.
+
+    Raises:
+        PoolStateError: no kept pool of that name is there, and none has left jobs.
     """
     if pool is not None and not isinstance(pool, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"pool must be the name of a pool, got {type(pool).__name__}")
+    if pool is not None and not is_known(pool):
+        raise no_such_fleet(pool)
     return [Job(folder) for folder in job_folders(pool)]
+
+
+def is_known(pool: str) -> bool:
+    """Return whether a kept fleet of this name exists, or has left jobs."""
+    return bool(job_folders(pool) or FleetFolder(pool).pool_id())
 
 
 def fetch_results(pool: str) -> list[Job]:

@@ -14,17 +14,28 @@ from typing import Any, Final
 
 import click
 
-from skyward.api.jobs import JobState, fetch_results, job, jobs, spawn_calls
+from skyward.api.jobs import Job, JobState, fetch_results, is_known, job, jobs, spawn_calls
 from skyward.api.script import read_script, script_invocation
 from skyward.cli._base import FAILED, Answer, Rows, answers, moment
 from skyward.display.words import duration
-from skyward.errors import PoolStateError, SerializationError
+from skyward.errors import ConfigurationError, PoolStateError, SerializationError
 from skyward.ledger.fleet_record import FleetFolder, no_such_fleet
-from skyward.ledger.job_folders import job_folders, job_name_of
+from skyward.ledger.job_folders import job_name_of
 
 _SIGNALLED: Final = 128
 """Exit code of a program that a signal has ended, less that signal's number."""
 _OVER: Final = (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
+
+
+def known_job(name: str, pool: str | None) -> Job:
+    """Return the job of this id.
+
+    Raises :class:`click.BadParameter` if there is none, or there are several.
+    """
+    try:
+        return job(name, pool=pool)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error), param_hint="JOB") from None
 
 
 @click.command(name="jobs")
@@ -33,8 +44,8 @@ _OVER: Final = (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
 @answers
 def list_jobs(*, pool: str | None, fetch: bool) -> Answer:
     """List the jobs of a kept pool, or of all: state, how many calls are over, and since when."""
-    if pool and not job_folders(pool) and not FleetFolder(pool).pool_id():
-        raise no_such_fleet(pool)
+    if pool and not is_known(pool):
+        raise click.BadParameter(str(no_such_fleet(pool)), param_hint="POOL")
     if fetch:
         for name in [pool] if pool else {each.pool for each in jobs()}:
             fetch_results(name)
@@ -68,7 +79,7 @@ def result(*, name: str, pool: str | None, to: Path | None, wait: bool) -> Answe
 
     Run it in the job's project, so that classes of the result can be imported.
     """
-    found = job(name, pool=pool)
+    found = known_job(name, pool)
     try:
         with _modules_from_here():
             value = found.result(None if wait else 0)
@@ -125,7 +136,7 @@ def cancel(*, names: Sequence[str], pool: str | None) -> Answer:
     """Cancel jobs: calls that wait do not begin, running ones are ended."""
     text: list[str] = []
     cancelled: list[str] = []
-    for found in [job(name, pool=pool) for name in names]:
+    for found in [known_job(name, pool) for name in names]:
         before = found.state
         found.cancel()
         if before not in _OVER:
@@ -151,7 +162,7 @@ def run(*, script: Path, arguments: Sequence[str], pool: str, name: str | None, 
     as_json: bool = click.get_current_context().params["as_json"]
     record = FleetFolder(pool).read()
     if record is None:
-        raise no_such_fleet(pool)
+        raise click.BadParameter(str(no_such_fleet(pool)), param_hint="--on")
     shipped = read_script(script, arguments)
     name = name or job_name_of(script.stem)
     call = script_invocation(shipped, name, retries=retries)

@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from skyward.api.jobs import Job
-from skyward.api.jobs import job as find_job
 from skyward.base.waiting import SYSTEM_CLOCK
 from skyward.cli._base import FAILED, Answer, answers
+from skyward.cli._jobs import known_job
 from skyward.cli._machines import known_pool
 from skyward.display.words import line_text
 from skyward.errors import SkywardError
@@ -63,7 +63,7 @@ def logs(
     if job:
         if system:
             raise click.UsageError("--system has no output of jobs: leave one out")
-        return _logs_of_job(find_job(job, pool=pool), chosen, follow=follow, as_json=as_json)
+        return _logs_of_job(known_job(job, pool), chosen, follow=follow, as_json=as_json)
     ledger = Ledger.of_user()
     folders = {folder.name: folder for folder in known_folders()}
     pool_id = known_pool(ledger, pool, others=[*reversed(folders)])

@@ -137,7 +137,7 @@ def keep_longer(*, name: str, length: str) -> Answer:
     folder = FleetFolder(fleet_name(name))
     seconds = duration("TIME", float(length) if length.isdecimal() else length)
     if not folder.pool_id():
-        raise no_such_fleet(name)
+        raise click.BadParameter(str(no_such_fleet(name)), param_hint="NAME")
     asyncio.run(keep_for(folder, Ledger.of_user(), seconds))
     fleet = _fleet(folder)
     return Answer(document=fleet, text=[f"{name}: {fleet['words']}"])
@@ -224,6 +224,8 @@ def sweep(*, others: bool, unknown: bool, hosts: Sequence[str], providers: Provi
 def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = (), fleets: Sequence[str] | None = None) -> str:
     """Return the id of the pool of the ledger, or of ``others``, whose id is ``asked`` or begins with it.
 
+    The name of a kept fleet is that of its latest pool.
+
     With ``fleets``, the error for one that is none names them, and where else it may be found.
     """
     recorded = dict.fromkeys(entry.purchase.pool_id for entry in ledger.entries())
@@ -232,6 +234,7 @@ def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = (), fleets: S
     if not asked:
         raise click.UsageError(f"name a POOL of this user's ledger. {recent}")
     matching = [pool for pool in known if pool == asked] or [pool for pool in known if pool.startswith(asked)]
+    matching = matching or [pool for pool in known if belongs_to(asked, pool)][-1:]
     if len(matching) == 1:
         return matching[0]
     if matching:
@@ -434,7 +437,9 @@ def _look(asked: str | None) -> Sequence[_PoolLook]:
     matching = [folder for folder in folders if folder.name == asked or folder.name.startswith(asked)]
     if len(matching) == 1:
         return [_look_at(matching[0])]
-    pool_id = known_pool(Ledger.of_user(), asked)  # else the error that names the known pools
+    pool_id = known_pool(
+        Ledger.of_user(), asked, [folder.name for folder in reversed(folders)]
+    )  # else the error that names the known pools
     return [_look_at(next((folder for folder in folders if folder.name == pool_id), Path(pool_id)))]
 
 

@@ -33,7 +33,9 @@ from skyward.ledger.ledger import Ledger, LedgerEntry
 from skyward.ledger.ownership import Moment, Owner
 from skyward.market.cost import Usage
 from skyward.providers.base import Instance, Provider
-from skyward.providers.several import provider_record
+from skyward.providers.registry import provider_settings
+from skyward.providers.several import labelled_members
+from skyward.request.accelerators import Accelerator
 from skyward.request.distribution_names import DISTRIBUTION
 from skyward.request.includes import included_files
 from skyward.request.request import PoolRequest
@@ -46,6 +48,7 @@ KEEPER_LOCK: Final = "keeper"
 _JOBS: Final = "jobs"
 _KEPT_FILES: Final = (_LOCK, KEEPER_LOCK, _JOBS)
 _REQUESTS: Final = "requests"
+_PROVIDER: Final = "provider."
 _POLL_S: Final = 0.05
 _PATIENCE_S: Final = 1.0
 """Seconds for which a holder is waited for: another process may only have looked whether there is one."""
@@ -219,19 +222,29 @@ def _versions(skyward: str = "", python: str = "") -> str:
 
 def parts_for_machines(request: PoolRequest, provider: Provider) -> dict[str, str]:
     """Return the parameters that decide which machines a pool has, and how long they may live, as text."""
-    kind, settings = provider_record(provider)
-    of_provider = {f"provider.{name}": repr(value) for name, value in settings.items()}
+    members = sorted(labelled_members(provider))  # only prices, or prefer=, say which of a list comes first
+    labels = ", ".join(label for label, _ in members)
+    of_providers = {
+        f"{_PROVIDER}{f'{label}.' if members[1:] else ''}{name}": repr(value)
+        for label, member in members
+        for name, value in provider_settings(member).items()
+    }
     return {
-        "provider": kind,
-        **of_provider,
+        "provider": f"[{labels}]" if members[1:] else labels,
+        **of_providers,
         "machine": repr(request.machine),
-        "accelerator": " or ".join(map(repr, request.accelerators)) or "None",
+        "accelerator": " or ".join(map(_accelerator_words, request.accelerators)) or "None",
         "cpu": repr(request.cpu),
         "memory": repr(request.memory_gib),
         "spot": repr(request.spot),
         "timeout": f"{request.timeout_s:g}",
         "max_cost": repr(request.max_cost),
     }
+
+
+def _accelerator_words(accelerator: Accelerator) -> str:
+    mig = f" as {' + '.join(accelerator.mig)}" if accelerator.mig else ""
+    return f"{accelerator} of {accelerator.memory_gib:g} GiB{mig}"
 
 
 def parts_for_nodes(request: PoolRequest) -> dict[str, str]:
@@ -260,6 +273,8 @@ def _digest(value: object) -> str:
 def differences(kept: Mapping[str, str], asked: Mapping[str, str]) -> list[str]:
     """Return how the parts of a request differ from those of a kept fleet, in words."""
     names = sorted({*kept, *asked})
+    if kept.get("provider") != asked.get("provider"):  # then all settings differ
+        names = [name for name in names if not name.startswith(_PROVIDER)]
     return [
         f"{name}: {kept.get(name, 'none')} there, {asked.get(name, 'none')} here"
         for name in names

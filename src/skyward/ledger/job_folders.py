@@ -195,7 +195,8 @@ def find_job(job: str, fleet: str | None = None) -> JobFolder:
         raise ConfigurationError(f"the fleets {fleets} have a job {job!r} each; name one of them: pool={fleets[:40]}")
     of = "" if fleet is None else f" of the fleet {fleet!r}"
     latest = ", ".join(folder.record.job for folder in known[-5:])
-    raise ConfigurationError(f"there is no job {job!r}{of}; " + (f"the latest are {latest}" if latest else "none is"))
+    others = f"the latest are {latest}" if latest else "there are none"
+    raise ConfigurationError(f"there is no job {job!r}{of}; {others}")
 
 
 def checked_job_name(name: object) -> str:

@@ -187,11 +187,17 @@ def labelled(instance: Instance, label: str) -> Instance:
 
 def label_of(provider: Provider, name: str, settings: Mapping[str, Any]) -> str:
     """Return the label of the provider with these settings in a list; the name of one that is in no list."""
-    if isinstance(provider, Several):
-        for label, member in zip(provider.labels, provider.providers, strict=True):
-            if member.name == name and provider_settings(member) == dict(settings):
-                return label
+    for label, member in labelled_members(provider):
+        if member.name == name and provider_settings(member) == dict(settings):
+            return label
     return name
+
+
+def labelled_members(provider: Provider) -> Sequence[tuple[str, Provider]]:
+    """Return the providers of a list with their labels; one that is no list with its name."""
+    if isinstance(provider, Several):
+        return [*zip(provider.labels, provider.providers, strict=True)]
+    return [(provider.name, provider)]
 
 
 def attempts(offers: Sequence[Offer], *, nodes: int) -> Sequence[Sequence[Offer]]:

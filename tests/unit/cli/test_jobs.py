@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import skyward as sky
 from skyward.cli import main
+from skyward.errors import ConfigurationError, PoolStateError
 from skyward.events import LogLine
 from skyward.ledger.job_folders import JobRecord, make_folder
 from skyward.shipping.job_file import JobEnd, JobOutcome, outcome_parts
@@ -148,5 +150,25 @@ def test_a_script_needs_a_kept_pool(tmp_path: Path) -> None:
 
     done = run("run", "train.py", "--on", "llm", "--epochs", "3")
 
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "no kept fleet 'llm'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["jobs none", "keep none 1h", "result none", "cancel none", "logs llm none", "logs none run-7", "logs none"],
+)
+def test_an_unknown_pool_or_job_is_wrong_usage(command: str) -> None:
+    job("run-7", {"loss": 0.1})
+
+    done = run(*command.split())
+
+    assert done.exit_code == 2
+    assert "Error: Invalid value for" in done.stderr
+
+
+def test_jobs_of_an_unknown_pool_are_refused() -> None:
+    with pytest.raises(PoolStateError, match="no kept fleet 'none'"):
+        sky.jobs("none")
+    with pytest.raises(ConfigurationError, match="there is no job 'none'; there are none"):
+        sky.job("none")

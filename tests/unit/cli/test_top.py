@@ -16,6 +16,7 @@ from skyward.api.live_views import read_snapshot, serve_snapshots
 from skyward.base.loop import LoopThread, acquire_loop
 from skyward.cli import main
 from skyward.events.snapshot import NodeSnapshot, PoolSnapshot, WorkerSnapshot
+from skyward.ledger.fleet_record import new_pool_id
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.ownership import PoolFolder
 
@@ -88,6 +89,16 @@ def test_of_a_dead_client_the_ledger_is_shown(tmp_path: Path) -> None:
     assert shown.exit_code == 1
     assert "sky-2: it is closed, or its client has ended; 1 machine may still run, $0.00 so far" in shown.output
     assert "error" in json.loads(top("sky-2", "--json").output)["pools"][0]
+
+
+@pytest.mark.parametrize("command", ["top", "logs"])
+def test_a_kept_fleet_is_named_by_its_own_name(command: str) -> None:
+    for pool_id in (new_pool_id("other"), latest := new_pool_id("llm")):
+        PoolFolder(pool_id).close()
+
+    shown = CliRunner().invoke(main, [command, "llm"])
+    assert shown.exit_code == (0 if command == "logs" else 1)
+    assert latest in CliRunner().invoke(main, [command, "llm", "--json"]).output
 
 
 def test_an_unknown_pool_is_wrong_usage() -> None:

@@ -25,6 +25,7 @@ from skyward.ledger.fleet_record import (
     KeptNode,
     belongs_to,
     changes_to,
+    differences,
     new_pool_id,
     parts_for_machines,
     parts_for_nodes,
@@ -34,8 +35,11 @@ from skyward.ledger.keeper import Keeper, look_after
 from skyward.ledger.ledger import Ledger, Purchase
 from skyward.ledger.ownership import Moment, Owner
 from skyward.ledger.sweep import Sweep
+from skyward.providers.aws.provider import AWS
 from skyward.providers.local import Local
+from skyward.providers.several import parse_provider
 from skyward.request.request import PoolRequest, parse_request
+from skyward.testing.provider import FakeProvider
 from skyward.wire.frames import TlsIdentity
 from support.clock import FakeClock
 from support.nodes import node_config, node_instance, node_ready
@@ -197,7 +201,7 @@ def test_what_the_machines_can_be_given_is_a_change(options: dict[str, Any], cha
         ({"machine": "big"}, "machine: None there, 'big' here"),
         ({"cpu": 2}, "cpu: None there, 2 here"),
         ({"memory": "4GB"}, "memory: None there, 4.0 here"),
-        ({"accelerator": "A100"}, "accelerator: None there"),
+        ({"accelerator": "A100"}, "accelerator: None there, 1x A100-80GB of 80 GiB here"),
         ({"spot": "never"}, "spot: .*Always.* there, Spot.Never here"),
         ({"timeout": 60, "max_cost": 2}, "max_cost: None there, 2.0 here; timeout: 3600 there, 60 here"),
     ],
@@ -205,6 +209,35 @@ def test_what_the_machines_can_be_given_is_a_change(options: dict[str, Any], cha
 def test_what_needs_other_machines_is_refused_with_each_difference(options: dict[str, Any], difference: str) -> None:
     with pytest.raises(ConfigurationError, match=f"other machines than this pool asks for .*{difference}"):
         changes_to(kept_record(kept_node()), request(**options), Local())
+
+
+@pytest.mark.parametrize(
+    ("providers", "difference"),
+    [
+        ([FakeProvider(name="west"), Local(), FakeProvider(name="east")], ""),
+        ([FakeProvider(name="east"), Local()], "(provider: [east, local, west] there, [east, local] here)"),
+        (Local(), "(provider: [east, local, west] there, local here)"),
+    ],
+)
+def test_order_of_a_list_of_providers_is_no_difference_and_its_members_are_named(
+    providers: Any, difference: str
+) -> None:
+    first = parse_provider([Local(), FakeProvider(name="east"), FakeProvider(name="west")])
+    record = kept_record(kept_node(), machines=parts_for_machines(request(), first))
+    try:
+        said = changes_to(record, request(), parse_provider(providers))
+    except ConfigurationError as error:
+        said = str(error)
+
+    assert (difference in said) if difference else not said
+
+
+def test_settings_of_each_provider_of_a_list_are_a_difference() -> None:
+    kept, asked = (
+        parts_for_machines(request(), parse_provider([Local(), AWS(region=it)])) for it in ("eu-west-1", "eu-west-2")
+    )
+
+    assert differences(kept, asked) == ["provider.aws.region: 'eu-west-1' there, 'eu-west-2' here"]
 
 
 def test_edited_files_of_an_image_are_a_change(tmp_path: Path) -> None:
