@@ -708,11 +708,18 @@ class Machines:
                     raise _refused(error, batch, tried_s, own=self.provider.own_machines) from error
                 await self.clock.sleep(batch.interval_s)
             else:
-                for note in notes_on_purchase(asked, [machine.instance.offer for machine in launched]):
+                bought = [machine.instance.offer for machine in launched]
+                for note in (*notes_on_purchase(asked, bought), self._note_on_most(asked, bought)):
                     self.notice(note)
                 self._note_bill(machine.instance for machine in launched)
                 return launched
         raise AssertionError("unreachable")
+
+    def _note_on_most(self, asked: Offer, bought: Sequence[Offer]) -> str:
+        """Return what machines can cost that were announced as cheaper ones; empty if that still holds."""
+        forecast = self.consent.forecast
+        most = min(forecast.max_cost, sum(map(forecast.most, bought)))
+        return f"they can cost ${most:.2f} until timeout" if forecast.most(asked, len(bought)) < most < math.inf else ""
 
     async def _create(self, order: _Order) -> Sequence[Node]:
         """Launch machines of the first offers of an order, still without ledger entries, that a provider can serve."""

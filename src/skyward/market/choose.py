@@ -14,9 +14,9 @@ from skyward.providers.base import Instance, Offer
 from skyward.request.request import PoolRequest, Spot, SpotNever, SpotStrategy
 
 _INSISTENT = Spot.Always()
-_ALLOW_OTHERS = 'try again later, or allow others with spot="if-available"'
+_ALLOW_OTHERS = 'try again later, as wait_for_capacity="2h" does, or allow others with spot="if-available"'
 _WORTH_MOVING = 0.9
-_ELSEWHERE = "try again later, or another accelerator, machine, region or provider"
+_ELSEWHERE = 'try again later, as wait_for_capacity="2h" does, or another accelerator, machine, region or provider'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,7 +240,8 @@ def _labels(providers: Sequence[Provider]) -> tuple[str, ...]:
     for provider, own in zip(providers, settings, strict=True):
         others = [theirs for other, theirs in zip(providers, settings, strict=True) if other.name == provider.name]
         apart = [_words(value) for name, value in own.items() if any(other.get(name) != value for other in others)]
-        what = ", ".join(filter(None, apart))[:_LONGEST_LABEL] if alike[provider.name] > 1 else ""
+        enough = [_words(value) for name, value in own.items() if _tells_apart(name, others)]
+        what = ", ".join(filter(None, enough[:1] or apart))[:_LONGEST_LABEL] if alike[provider.name] > 1 else ""
         labels.append(f"{provider.name} ({what})" if what else provider.name)
     taken = Counter(labels)
     numbers: Counter[str] = Counter()
@@ -249,6 +250,12 @@ def _labels(providers: Sequence[Provider]) -> tuple[str, ...]:
             numbers[label] += 1
             labels[index] = f"{label} #{numbers[label]}"
     return tuple(labels)
+
+
+def _tells_apart(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a setting has another value, which is not empty, for each provider."""
+    words = {_words(each.get(name)) for each in settings}
+    return "" not in words and len(words) == len(settings)
 
 
 def _words(value: object) -> str:

@@ -175,6 +175,15 @@ async def test_who_has_no_credentials_is_named_once(stage: Stage) -> None:
     assert told == ["no offers from 1 of 2 providers: cheap: no key"]
 
 
+async def test_machines_that_can_cost_more_than_announced_are_named_with_the_sum(tmp_path: Path) -> None:
+    cheap, dear = offer(1.0, name="cheap"), offer(3.0, name="dear")
+    stage = Stage(ledger=Ledger(tmp_path / "ledger.db"), provider=seller("east", cheap, dear))
+    stage.provider.sold_out.add(cheap)
+    async with stage.kept(nodes=2, timeout="2h"):
+        pass
+    assert "they can cost $12.00 until timeout" in stage.notices()
+
+
 async def test_refusals_that_differ_by_an_id_are_one_notice(stage: Stage) -> None:
     for number in range(3):
         stage.provider.fail("launch", UnreachableError(f"ask {number} is gone"))

@@ -88,6 +88,7 @@ def test_a_list_of_one_is_that_provider() -> None:
             ("aws (us-east-1)", "aws (us-east-2)"),
         ),
         ((SSH(hosts=["a", "b"]), SSH(hosts=["c"])), ("ssh (a b)", "ssh (c)")),
+        ((SSH(hosts=["a"], user="x"), SSH(hosts=["b"], user="y")), ("ssh (a)", "ssh (b)")),
         ((VastAI(api_key="k" * 20), Local(), VastAI(api_key="q" * 20)), ("vastai #1", "local", "vastai #2")),
     ],
 )
