@@ -709,7 +709,10 @@ class Machines:
                 await self.clock.sleep(batch.interval_s)
             else:
                 bought = [machine.instance.offer for machine in launched]
-                for note in (*notes_on_purchase(asked, bought), self._note_on_most(asked, bought)):
+                notes = [*notes_on_purchase(asked, bought)]
+                if notes and (most := self._note_on_most(asked, bought)):
+                    notes[0] += f"; {most}"
+                for note in notes:
                     self.notice(note)
                 self._note_bill(machine.instance for machine in launched)
                 return launched
