@@ -437,9 +437,8 @@ def _look(asked: str | None) -> Sequence[_PoolLook]:
     matching = [folder for folder in folders if folder.name == asked or folder.name.startswith(asked)]
     if len(matching) == 1:
         return [_look_at(matching[0])]
-    pool_id = known_pool(
-        Ledger.of_user(), asked, [folder.name for folder in reversed(folders)]
-    )  # else the error that names the known pools
+    others = [folder.name for folder in reversed(folders)]
+    pool_id = known_pool(Ledger.of_user(), asked, others)  # else the error that names the known pools
     return [_look_at(next((folder for folder in folders if folder.name == pool_id), Path(pool_id)))]
 
 

@@ -553,7 +553,10 @@ class FleetFolder:
         if owner == Owner.this_process():
             raise PoolStateError(self._held_words(holder))
 
-        asked = self.request("leave")
+        try:
+            asked = self.request("leave")
+        except (FileNotFoundError, FileExistsError):  # it has left, and deletes the folder
+            return
 
         async def has_left() -> bool | None:
             return True if not self.is_held() or self._holder() != holder else None

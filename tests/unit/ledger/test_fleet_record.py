@@ -378,6 +378,26 @@ def test_folder_that_its_last_process_deletes_meanwhile_is_held_at_the_next_look
     assert folder.try_hold()
 
 
+def test_holder_that_leaves_and_deletes_the_folder_is_taken_over_from(
+    folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FleetFolder("llm")
+    says = json.loads((folder.path / "lock").read_text())
+    says["owner"]["pid"] += 1
+    (folder.path / "lock").write_text(json.dumps(says))
+
+    def write_late(self: Path, *_: object, **__: object) -> int:
+        folder.release()
+        raise FileNotFoundError(2, "the folder was deleted", str(self))
+
+    monkeypatch.setattr(fleet_record, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(Path, "write_text", write_late)
+    asyncio.run(other.hold(takeover=True))
+
+    assert other.is_held()
+    other.release()
+
+
 def test_holder_that_does_not_answer_and_may_be_another_process_is_not_killed(
     folder: FleetFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
