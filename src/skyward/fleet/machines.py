@@ -605,7 +605,7 @@ class Machines:
         self._forget_lost(never_made)
         if never_made:
             try:
-                await asyncio.to_thread(self.ledger.close, never_made)
+                await asyncio.to_thread(self.ledger.delete_never_made, never_made)
             except LedgerError as error:
                 _logger.warning("%s; until then `skyward ls` lists machines that were never made", error)
         for name, error in errors.items():
@@ -748,9 +748,12 @@ class Machines:
         self.publish(_launching(provider, self.request, offer, count, self.consent.forecast))
 
     async def settle(self, creates: Mapping[str, CreateCall], error: Exception) -> None:
-        """Close the ledger entries of create calls that made nothing; have the machines of others looked for."""
+        """Delete the ledger entries of create calls that made nothing; have the machines of others looked for."""
         if isinstance(error, REFUSALS):
-            await asyncio.to_thread(self.ledger.close, [key for key in creates if key not in self._lost])
+            settled = creates.keys() - self._lost.keys()
+            undone = settled & {machine.instance.key for machine in self.all}
+            await asyncio.to_thread(self.ledger.close, undone)
+            await asyncio.to_thread(self.ledger.delete_never_made, settled - undone)
             return
         if isinstance(error, TerminationError):
             await self._take_over(error.instance_ids, creates)

@@ -239,12 +239,20 @@ class Ledger:
             database.executemany(_RECORD, [_bought_as(each) for each in instances])
 
     def close(self, keys: Iterable[str]) -> None:
-        """Record that the machines of ``keys`` are confirmed gone, or were never made. Idempotent.
+        """Record that the machines of ``keys`` are confirmed gone. Idempotent.
 
         Their end is the earlier one that :meth:`note_presence` has recorded, else now.
         """
         with self._transaction() as database:
             database.executemany(_CLOSE, [(self._now(), key) for key in keys])
+
+    def delete_never_made(self, keys: Iterable[str]) -> None:
+        """Delete the open entries of create calls that made no machine: they cost nothing. Idempotent."""
+        with self._transaction() as database:
+            database.executemany(
+                "DELETE FROM entries WHERE key = ? AND instance_id IS NULL AND closed_at IS NULL",
+                [(key,) for key in keys],
+            )
 
     def note_presence(self, gone_at: Mapping[str, float | None]) -> None:
         """Record the Unix times at which machines ended, as their providers see them; None for those still there.

@@ -147,6 +147,18 @@ async def test_all_sold_out_is_one_error_with_every_refusal(stage: Stage) -> Non
     assert stage.ledger.open_entries() == ()
 
 
+async def test_refused_machines_are_in_no_bill(stage: Stage) -> None:
+    """One of two was made, and undone: it has cost something."""
+    stage.provider, (dear,) = Dwindling([offer(1.0)], name="cheap"), stage.others
+    stage.provider.stock = 1
+    dear.fail("create", CapacityError("sold out"), times=999)
+    with pytest.raises(CapacityError):
+        await stage.fleet(wait_for_capacity="5m").start()
+
+    (entry,) = stage.ledger.entries()
+    assert (entry.purchase.provider, entry.closed_at is None) == ("cheap", False)
+
+
 async def test_a_pool_that_ends_meanwhile_buys_nothing_elsewhere(stage: Stage) -> None:
     asked = asyncio.Event()
 
@@ -188,7 +200,7 @@ async def test_refusals_that_differ_by_an_id_are_one_notice(stage: Stage) -> Non
     for number in range(3):
         stage.provider.fail("launch", UnreachableError(f"ask {number} is gone"))
     async with stage.kept(nodes=3, spread=True):
-        pass
+        stage.clock.advance(3600)  # by then it is certain that nothing was made
     assert [each for each in stage.notices() if " refuses: " in each] == ["cheap refuses: ask 0 is gone"]
 
 
