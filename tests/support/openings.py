@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 import tarfile
@@ -16,7 +17,7 @@ import pytest
 
 import gallery
 import skyward as sky
-from skyward.api.node_packages import runs_here
+from skyward.api.node_packages import MIRRORING, runs_here
 from skyward.api.plan import Plan
 from skyward.environment.skyward_wheel import engine_pins
 from skyward.events import InstanceLaunching, Notice
@@ -51,6 +52,7 @@ class Opening:
         tried: names of the providers of which machines were requested, in order.
         launches: what it published of that.
         notices: all other remarks that it published.
+        remarks: those of them that it published before its first node would be prepared.
         image: the image that its nodes were to get; None if it got none.
         files: names of the files in the archive that they were to get.
         installs: whether they were to get anything installed.
@@ -62,6 +64,7 @@ class Opening:
     tried: list[str] = field(default_factory=list[str])
     launches: list[InstanceLaunching] = field(default_factory=list[InstanceLaunching])
     notices: list[str] = field(default_factory=list[str])
+    remarks: tuple[str, ...] = ()
     image: ImageSettings | None = None
     files: tuple[str, ...] = ()
     installs: bool = True
@@ -70,7 +73,13 @@ class Opening:
         """Assert that it did what was planned."""
         plan = self.plan
         assert plan.problems == ()
-        assert {*plan.notes} <= {*self.notices}
+        later = re.compile(
+            rf"{MIRRORING}|nodes: |\S+ refuses: |asked for |they can cost "
+        )  # the first is told as packages
+        remarks = {text for text in self.remarks if not later.match(text)}
+        endless = {text for text in remarks if "cannot end their own bill" in text}  # a line of the plan, no note
+        assert {*plan.notes} == remarks - endless
+        assert not endless or not all(each.ends_itself for each in plan.offers)
         if not plan.nodes:  # its first node is bought for its first call
             return
         apart = plan.nodes if plan.spread else 1  # each machine is bought for itself
@@ -82,9 +91,9 @@ class Opening:
             (apart * each.count, each.instance_type, each.at_most and apart * each.at_most) for each in self.launches
         ]
         first = [(each.nodes, each.machine, each.at_most) for each in plan.offers if each.attempt == 1]
-        later = [(each.nodes, each.machine, each.at_most) for each in plan.offers if each.attempt > 1]
+        others = [(each.nodes, each.machine, each.at_most) for each in plan.offers if each.attempt > 1]
         assert announced[:1] == first[:1]
-        assert {*first} <= {*announced} <= {*first, *later}  # of a list of providers, each attempt is announced
+        assert {*first} <= {*announced} <= {*first, *others}  # of a list of providers, each attempt is announced
         assert self.image is not None, "it did not come to its first node"
         assert plan.packages == ((*self.image.pip, *engine_pins()) if self.installs else ())
         assert plan.files == self.files
@@ -143,6 +152,7 @@ def watch_openings(patch: pytest.MonkeyPatch) -> list[Opening]:
     async def equip(setup: Any, _: Node) -> None:
         machines = setup._machines
         opening = by_pool[machines.pool_id]
+        opening.remarks = opening.remarks or tuple(opening.notices)
         opening.image, opening.files = machines.request.image, _archived(machines.request.image)
         opening.installs = not (machines.provider.this_machine and runs_here(machines.request.image))
         raise OpeningEndedError("the test ends it here")
