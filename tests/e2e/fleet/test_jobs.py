@@ -185,7 +185,7 @@ def test_a_script_of_six_modules_goes_on_when_its_terminal_is_closed(tmp_path: P
     while b"begun" not in shown:
         shown += os.read(terminal, 4096)
     os.close(terminal)  # the kernel sends SIGHUP to what runs in it
-    assert shell.wait(30) == -signal.SIGHUP
+    assert shell.wait(80) == -signal.SIGHUP  # it says goodbye to the fleet first
     gate.touch()
     followed = skyward("logs", NAME, "train", "-f")
     result = skyward("result", "train", "--wait")
