@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyward.api.named_pools import SettingsFile, make_of, settings_files
-from skyward.api.pool import ComputePool
 from skyward.cli._base import FAILED, Answer, answers
 from skyward.errors import ConfigurationError
-from skyward.providers.local import Local
+
+if TYPE_CHECKING:
+    from skyward.api.named_pools import SettingsFile
 
 
 @click.group()
@@ -31,6 +31,8 @@ def check() -> Answer:
 
 
 def _checked() -> Iterator[dict[str, Any]]:
+    from skyward.api.named_pools import settings_files  # pools would slow the start of every command
+
     places: dict[str, str] = {}
     for file in settings_files():
         for name in file.pools:
@@ -43,6 +45,10 @@ def _checked() -> Iterator[dict[str, Any]]:
 
 
 def _verdict(file: SettingsFile, name: str) -> tuple[str, str]:
+    from skyward.api.named_pools import make_of
+    from skyward.api.pool import ComputePool
+    from skyward.providers.local import Local
+
     has_provider = "provider" in file.pools[name]
     try:
         pool = make_of(ComputePool, file, name, {} if has_provider else {"provider": Local()})
