@@ -416,20 +416,15 @@ def by_name_only(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenat
 
 def options_by_name(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function of a provider and keywords: the errors of wrong ones name the right ones."""
-    parameters = inspect.signature(function).parameters
-    first, *options = parameters
-    name, provider = function.__name__, "skyward.Local()"
-    needs_first = parameters[first].default is inspect.Parameter.empty
+    first, *options = inspect.signature(function).parameters
+    name = function.__name__
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             refuse_unknown(name, kwargs, (first, *options))
             if len(args) > 1:
-                raise TypeError(f"{name} takes its options by name: write {name}({provider}, {options[0]}=...)")
-            if needs_first and not args and first not in kwargs:
-                others = "".join(f", {option}=..." for option in kwargs)
-                raise TypeError(f"{name} needs a {first}, as in {name}({provider}{others})")
+                raise TypeError(f"{name} takes its options by name: write {name}(skyward.Local(), {options[0]}=...)")
             return function(*args, **kwargs)
         except (TypeError, ConfigurationError) as error:
             hide_frames(error)
