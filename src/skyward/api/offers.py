@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import enum
-import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,13 +14,12 @@ from typing import Any, Final, TypeVar, cast
 
 from skyward.api.misuse import options_by_name
 from skyward.base.loop import LoopThread
-from skyward.base.waiting import CALL_LIMIT_S
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
 from skyward.ledger.sweep import attributed
-from skyward.providers.base import Offer, Provider, checked_provider, matching_offers, offers_for_each
+from skyward.providers.base import Offer, Provider, matching_offers, offers_for_each
 from skyward.providers.list_prices import closest_sold, listed_offers, most_sold
-from skyward.providers.registry import provider_names, provider_type
-from skyward.providers.several import ProviderLike, Several, copied, own_copy, parse_provider
+from skyward.providers.registry import make_provider, provider_names, provider_type
+from skyward.providers.several import ProviderLike, Several, answer_within, copied, own_copy, parse_provider
 from skyward.request.accelerators import Accelerator, any_accelerator
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest, parse_request
@@ -37,7 +35,6 @@ T = TypeVar("T")
 _NOW_S: Final = 10.0
 _CENTS: Final = 1.0
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
-_logger = logging.getLogger("skyward")
 
 
 class PriceBasis(enum.Enum):
@@ -167,7 +164,7 @@ def offers(
 
 
 def run_asking(asking: Coroutine[Any, Any, T]) -> T:
-    """Return the answer of providers; what a provider's thread still waits for, such as a name's address, is left."""
+    """Return what providers answer, without waiting for threads that still wait for one, or for a DNS server."""
     loop = LoopThread("skyward-offers", waits=False)
     try:
         return loop.call(asking)
@@ -197,7 +194,8 @@ class PriceSource:
     """Provider to ask for prices.
 
     Attributes:
-        name: its name.
+        name: its name, or its label in a list.
+        vendor: the name under which it has list prices.
         make: creates it.
         kind: its class; None if it cannot be loaded.
         account: True to ask with credentials.
@@ -206,6 +204,7 @@ class PriceSource:
     """
 
     name: str
+    vendor: str
     make: Callable[[], Provider]
     kind: type[Provider] | None
     account: bool
@@ -286,18 +285,26 @@ def price_source(
 ) -> PriceSource:
     """Return a provider to ask for prices: with credentials if it is configured, or there seem to be any."""
     kind = _loaded(name)
-
-    def make_default() -> Provider:
-        return checked_provider(provider_type(name)())
-
-    account = kind is None or configured or kind.has_credentials()
     return PriceSource(
-        name=name, make=make or make_default, kind=kind, account=account, configured=configured, named=named
+        name=name,
+        vendor=name,
+        make=make or partial(make_provider, name, {}),
+        kind=kind,
+        account=kind is None or configured or kind.has_credentials(),
+        configured=configured,
+        named=named,
     )
 
 
 def _member_source(label: str, provider: Provider) -> PriceSource:
-    return PriceSource(name=label, make=lambda: copied(provider), kind=type(provider), account=True, configured=True)
+    return PriceSource(
+        name=label,
+        vendor=provider.name,
+        make=partial(copied, provider),
+        kind=type(provider),
+        account=True,
+        configured=True,
+    )
 
 
 def _loaded(name: str) -> type[Provider] | None:
@@ -326,9 +333,7 @@ async def survey_prices(
         with_zones: True to ask for the zones that have the machines.
     """
     chosen = list(sources)
-    answers = await asyncio.gather(
-        *(_prices_of(each, request, limit_s, with_zones=with_zones) for each in chosen), return_exceptions=True
-    )
+    answers = await asyncio.gather(*(_prices_of(each, request, limit_s, with_zones=with_zones) for each in chosen))
     rows: list[PricedInstance] = []
     errors: dict[str, SkywardError] = {}
     left_out: list[PricedInstance] = []
@@ -338,8 +343,8 @@ async def survey_prices(
             others = [offer for offer in answer.offers if not accepts(offer, answer.basis)]
             rows += priced_instances(source.name, matching, answer.basis, answer.zones)
             left_out += priced_instances(source.name, others, answer.basis)
-        if isinstance(answer, BaseException) or answer.remark is not None:
-            errors[source.name] = _as_error(answer if isinstance(answer, BaseException) else answer.remark)
+        if (error := answer.remark if isinstance(answer, _Prices) else answer) is not None:
+            errors[source.name] = error
     return PriceSurvey(
         rows=sorted(rows, key=price_rank),
         errors=errors,
@@ -355,31 +360,21 @@ class _Prices:
     offers: Sequence[Offer]
     basis: PriceBasis
     zones: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict[str, "Mapping[str, float | None]"])
-    remark: Exception | None = None
+    remark: SkywardError | None = None
 
 
-async def _prices_of(source: PriceSource, request: PoolRequest, limit_s: float, *, with_zones: bool) -> _Prices:
-    """Return the live offers, else public ones, else those of the list.
-
-    Raises:
-        SkywardError: the provider has none for this request; or there are neither, and this is why.
-    """
-    CALL_LIMIT_S.set(limit_s)
-    remark: Exception | None = None
-    try:
-        async with asyncio.timeout(limit_s):
-            if (prices := await _current_prices(source, request, with_zones=with_zones)) is not None:
-                return prices
-    except (CapacityError, ConfigurationError, QuotaError):
-        raise
-    except TimeoutError:
-        remark = SkywardError(f"no answer within {limit_s:g} s")
-    except Exception as error:
-        remark = error
-    listed = await _of_each_wish(_from_list(source.name.partition(" (")[0]), request)  # of the label of a list
-    if not listed and remark is not None:
-        raise remark
-    return _Prices(offers=listed, basis=PriceBasis.LISTED, remark=remark)
+async def _prices_of(
+    source: PriceSource, request: PoolRequest, limit_s: float, *, with_zones: bool
+) -> _Prices | SkywardError:
+    """Return the live offers, else public ones, else those of the list; or why there are none."""
+    answer = await answer_within(limit_s, _current_prices(source, request, with_zones=with_zones))
+    if isinstance(answer, _Prices | CapacityError | ConfigurationError | QuotaError):
+        return answer
+    requests = [one for wish in _wishes(request) for one in wish.alternatives]
+    listed = list(dict.fromkeys(offer for one in requests for offer in listed_offers(source.vendor, one)))
+    if not listed and answer is not None:
+        return answer
+    return _Prices(offers=listed, basis=PriceBasis.LISTED, remark=answer)
 
 
 async def _current_prices(source: PriceSource, request: PoolRequest, *, with_zones: bool) -> _Prices | None:
@@ -410,13 +405,6 @@ async def _current_prices(source: PriceSource, request: PoolRequest, *, with_zon
         return _Prices(offers=matching, basis=PriceBasis.PUBLIC, remark=refused) if matching else None
     finally:
         await provider.close()
-
-
-def _from_list(name: str) -> Callable[[PoolRequest], Awaitable[Sequence[Offer]]]:
-    async def ask(request: PoolRequest) -> Sequence[Offer]:
-        return list(dict.fromkeys(offer for one in request.alternatives for offer in listed_offers(name, one)))
-
-    return ask
 
 
 async def _public_offers(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
@@ -503,16 +491,3 @@ def _usd(price: float | None) -> str:
     if price is None:
         return "?"
     return f"{price:.2f}" if price >= _CENTS else f"{price:.4f}"
-
-
-def _as_error(answer: BaseException | None) -> SkywardError:
-    """Return the reason of a provider that did not answer; raises what is no error of a provider's."""
-    match answer:
-        case SkywardError():
-            return answer
-        case Exception():
-            _logger.debug("the offers of a provider failed", exc_info=answer)
-            return SkywardError(f"it failed: {type(answer).__name__}: {answer}")
-        case _:
-            assert answer is not None
-            raise answer

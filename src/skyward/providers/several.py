@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from skyward.base.waiting import CALL_LIMIT_S
 from skyward.errors import (
@@ -31,6 +32,7 @@ from skyward.providers.base import (
 from skyward.providers.registry import make_provider, provider_parameters, provider_settings
 from skyward.request.request import PoolRequest
 
+T = TypeVar("T")
 ProviderLike: TypeAlias = Provider | Sequence[Provider]
 """Values that ``provider=`` takes: a provider, or a list of them."""
 
@@ -41,6 +43,7 @@ _RECORDED: Final = "several"
 _LONGEST_LABEL: Final = 40
 _ASK_MEMBER: Final = "a list does not know whose a machine is: ask member_of(instance.offer)"
 _NAMED_TYPES: Final = 5
+_logger = logging.getLogger("skyward")
 _ELSEWHERE: Final = (CapacityError, QuotaError, RateLimitError, UnreachableError, AuthenticationError)
 """Errors of one provider that another may not have, those first after which a later attempt may succeed."""
 
@@ -161,21 +164,28 @@ class Several(Provider):
 
 async def _ask(label: str, provider: Provider, request: PoolRequest) -> Sequence[Offer] | SkywardError:
     """Return a provider's offers with its label, or why there are none."""
-    limit_s = _OWN_ANSWER_S if provider.own_machines else _ANSWER_S
-    CALL_LIMIT_S.set(limit_s)  # for this task: no thread outlives the deadline
-    asking = asyncio.ensure_future(matching_offers(provider, request))
+
+    async def find() -> Sequence[Offer]:
+        return [replace(offer, provider=label) for offer in await matching_offers(provider, request)]
+
+    return await answer_within(_OWN_ANSWER_S if provider.own_machines else _ANSWER_S, find())
+
+
+async def answer_within(limit_s: float, asking: Coroutine[Any, Any, T]) -> T | SkywardError:
+    """Return a provider's answer, or why there is none. The limit holds for all later calls of the current task."""
+    CALL_LIMIT_S.set(limit_s)  # no thread outlives the deadline
+    task = asyncio.ensure_future(asking)
     try:
-        done, _ = await asyncio.wait((asking,), timeout=limit_s)
-        if not done:
-            return UnreachableError(f"no answer within {limit_s:g} s")
-        return [replace(offer, provider=label) for offer in asking.result()]
+        done, _ = await asyncio.wait((task,), timeout=limit_s)
+        return task.result() if done else UnreachableError(f"no answer within {limit_s:g} s")
     except SkywardError as error:
         return error
-    except Exception as error:  # a provider may be anybody's code
-        return UnreachableError(f"its answer is no list of offers ({type(error).__name__}: {error})")
+    except Exception as error:  # providers of other packages may raise anything
+        _logger.debug("the answer of a provider failed", exc_info=error)
+        return UnreachableError(f"it failed: {type(error).__name__}: {error}")
     finally:
-        asking.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved, else asyncio logs it
-        asking.cancel()  # it is not waited for: it may not let itself be cancelled
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved, else asyncio logs it
+        task.cancel()  # not waited for, since it may ignore the cancellation
 
 
 def labelled(instance: Instance, label: str) -> Instance:

@@ -119,7 +119,7 @@ HERE = [offer("here", 1.0)]
 
 
 def source(provider: Provider, name: str = "shop", *, account: bool = True) -> PriceSource:
-    return PriceSource(name=name, make=lambda: provider, kind=type(provider), account=account)
+    return PriceSource(name=name, vendor=name, make=lambda: provider, kind=type(provider), account=account)
 
 
 def surveyed(*sources: PriceSource, limit_s: float = 5.0, **options: Any) -> PriceSurvey:
@@ -188,8 +188,8 @@ def test_a_missing_package_leaves_the_list_and_a_wrong_setting_is_an_error() -> 
     def refuse() -> Provider:
         raise ConfigurationError("needs boto3")
 
-    default = PriceSource(name="aws", make=refuse, kind=Shop, account=True)
-    configured = PriceSource(name="aws", make=refuse, kind=Shop, account=True, configured=True)
+    default = PriceSource(name="aws", vendor="aws", make=refuse, kind=Shop, account=True)
+    configured = PriceSource(name="aws", vendor="aws", make=refuse, kind=Shop, account=True, configured=True)
 
     assert {row.basis for row in surveyed(default).rows} == {LISTED}
     assert surveyed(default).silence == ["aws: needs boto3"]
@@ -200,7 +200,7 @@ def test_a_missing_package_leaves_the_list_and_a_wrong_setting_is_an_error() -> 
 @pytest.mark.parametrize("facts", [{"named": True}, {"configured": True}, {}])
 def test_why_a_provider_has_no_such_machine_is_told_of_those_that_are_named(facts: dict[str, bool]) -> None:
     shop = Shop(ConfigurationError("there is no such profile"))
-    survey = surveyed(PriceSource(name="aws", make=lambda: shop, kind=Shop, account=True, **facts))
+    survey = surveyed(PriceSource(name="aws", vendor="aws", make=lambda: shop, kind=Shop, account=True, **facts))
 
     assert survey.silence == (["aws: there is no such profile"] if facts else [])
     assert str(survey.no_rows(REQUEST)).splitlines()[1:] == [f"  {line}" for line in survey.silence]
