@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 from skyward.api.misuse import options_by_name
 from skyward.base.loop import LoopThread
+from skyward.display.tables import html_table, text_table
 from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
 from skyward.ledger.sweep import attributed
 from skyward.providers.base import Offer, Provider, matching_offers, offers_for_each
@@ -101,21 +102,13 @@ class Offers(tuple[PricedInstance, ...]):  # noqa: SLOT001 - a tuple's slots can
     def __repr__(self) -> str:
         if not self:
             return "\n".join(["no machine type satisfies the request", *self.remarks])
-        rows = [COLUMNS, *(each.cells for each in self)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*table, *self.remarks])
+        return "\n".join([text_table(COLUMNS, (row.cells for row in self)), *self.remarks])
 
     def _repr_html_(self) -> str:
         remarks = "".join(f"<p>{escape(each)}</p>" for each in self.remarks)
         if not self:
             return f"<p>no machine type satisfies the request</p>{remarks}"
-        head, *rows = (
-            "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
-            for tag, cells in [("th", COLUMNS), *(("td", each.cells) for each in self)]
-        )
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{remarks}"
+        return html_table(COLUMNS, (row.cells for row in self)) + remarks
 
 
 @options_by_name
@@ -266,7 +259,7 @@ class PriceSurvey:
             too_many = f": the most on a machine is {most}" if most < wanted.count else ""
             none = f"no provider has {wanted} now{too_many}"
         else:
-            none = f"nobody sells {wanted.label}; closest: {', '.join(closest_sold(wanted))}"
+            none = f"no provider sells {wanted.label}; closest: {', '.join(closest_sold(wanted))}"
         return (CapacityError if sold_out else ConfigurationError)("\n  ".join([none, *lines]))
 
 

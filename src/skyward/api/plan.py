@@ -12,6 +12,7 @@ from typing import Any, Final
 from skyward.api.node_packages import MIRRORING, refuse_spread_gangs, runs_here, with_environment
 from skyward.base.loop import LoopThread
 from skyward.base.waiting import SYSTEM_CLOCK
+from skyward.display.tables import html_table, text_table
 from skyward.display.words import duration, money, plural
 from skyward.environment.skyward_wheel import engine_pins
 from skyward.errors import PoolStateError, SkywardError
@@ -33,7 +34,6 @@ __all__ = ["Plan", "PlannedOffer", "make_plan"]
 _WIDTH: Final = 80
 _SHOWN_OFFERS: Final = 20
 _SHOWN_FILES: Final = 12
-_SEVERAL: Final = 2
 _COLUMNS: Final = ("nodes", "try", "place", "machine", "accelerators", "market", "$/h", "at most")
 
 
@@ -122,19 +122,18 @@ class Plan:
         return asdict(self)
 
     def __repr__(self) -> str:
-        rows = [_COLUMNS, *map(_cells, self.offers[:_SHOWN_OFFERS])]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] if self.offers else []
+        table = [text_table(_COLUMNS, self._rows)] if self.offers else []
         details = [_wrapped(f"{title}: {text}") for title, text in self._details()]
-        return "\n".join(["\n".join(part) for part in ([_wrapped(self._headline())], table, details) if part])
+        return "\n".join([_wrapped(self._headline()), *table, *details])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(column)}</th>" for column in _COLUMNS)
-        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in _cells(offer)) for offer in self.offers[:_SHOWN_OFFERS]]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        table = html_table(_COLUMNS, self._rows) if self.offers else ""
         details = "".join(f"<li>{escape(title)}: {escape(text)}</li>" for title, text in self._details())
         return f"<p>{escape(self._headline())}</p>{table}<ul>{details}</ul>"
+
+    @property
+    def _rows(self) -> Sequence[Sequence[str]]:
+        return [_cells(offer) for offer in self.offers[:_SHOWN_OFFERS]]
 
     def _headline(self) -> str:
         if self.waits_s:
@@ -160,7 +159,7 @@ class Plan:
         if self._grows:
             return f", for at most {money(self.at_most)}"
         first = sum(offer.at_most or 0.0 for offer in self.offers if offer.attempt == 1)
-        last = f" ({money(self.at_most)} if only the dearest can be had)" if first < self.at_most else ""
+        last = f" ({money(self.at_most)} if only the most expensive can be had)" if first < self.at_most else ""
         return f", for at most {money(min(first, self.at_most))}{last} until timeout={self.timeout_s:g}"
 
     def _details(self) -> Iterator[tuple[str, str]]:
@@ -179,7 +178,7 @@ class Plan:
             rest = f" and {more_files} more" if more_files > 0 else ""
             yield f"{plural(len(self.files), 'file')}, {size_words(self.files_bytes)}", shown + rest
         if self.offers:
-            if self.most_nodes >= _SEVERAL:
+            if self.most_nodes > 1:
                 yield "network", _network_words(self.offers, spread=self.spread)
             yield "own end", _end_words(self.offers)
         yield from (("note", note) for note in self.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -103,12 +104,12 @@ def _sources(providers: Providers) -> tuple[Sequence[PriceSource], dict[str, str
 
 def _maker(providers: Providers, name: str) -> Callable[[], Provider]:
     """Return what makes a provider; one with many regions at once is not asked for one."""
-    own = dict(providers.parameters)
 
     def make() -> Provider:
+        own = dict(providers.parameters)
         if "region" in own and "region" not in provider_parameters(provider_type(name)):
             del own["region"]
-        return Providers(names=providers.names, parameters=own).make(name)
+        return replace(providers, parameters=own).make(name)
 
     return make
 

@@ -1,4 +1,4 @@
-"""Tables of a pool: the load of its nodes below a display's lines, and its workers in ``skyward top`` and notebooks."""
+"""Tables as text and HTML; of a pool, the load of its nodes and, in ``skyward top`` and notebooks, its workers."""
 
 from __future__ import annotations
 
@@ -119,6 +119,24 @@ _ALWAYS: Final = ("node", "worker", "call")
 _TITLE, _ROW = "margin:0 0 .3em", "text-align:left;padding:.1em 1em .1em 0;white-space:nowrap"
 
 
+def text_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table with a header as text."""
+    lines = [columns, *rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, style: str = "") -> str:
+    """Return a table with a header as HTML: escaped, each cell with this style."""
+    styled = f' style="{style}"' if style else ""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}{styled}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', columns)}</thead><tbody>{body}</tbody></table>"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
     """Texts of a view, without control characters.
@@ -179,15 +197,8 @@ class PoolView:
     def html(self) -> str:
         """Return the view for a notebook: escaped, without scripts and outside resources."""
         lines = "<br>".join(map(escape, self.lines))
-        head, *body = (
-            "".join(f'<{tag} style="{_ROW}">{escape(cell)}</{tag}>' for cell in cells)
-            for tag, cells in (("th", self.columns), *(("td", row) for row in self.rows))
-        )
-        rows = "".join(f"<tr>{row}</tr>" for row in body)
-        return (
-            f'<div><p style="{_TITLE}"><b>{escape(self.title)}</b><br>{lines}</p>'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        )
+        table = html_table(self.columns, self.rows, style=_ROW)
+        return f'<div><p style="{_TITLE}"><b>{escape(self.title)}</b><br>{lines}</p>{table}</div>'
 
     def text(self) -> str:
         """Return the lines above the table."""

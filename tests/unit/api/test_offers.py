@@ -233,7 +233,7 @@ def test_rows_of_all_are_sorted_and_those_that_are_not_accepted_counted() -> Non
 @pytest.mark.parametrize(
     "wanted,errors,kind,words",
     [
-        ("GH200", {}, ConfigurationError, "nobody sells GH200; closest: H200"),
+        ("GH200", {}, ConfigurationError, "no provider sells GH200; closest: H200"),
         ("H100:16", {}, ConfigurationError, "16x H100-80GB now: the most on a machine is 8"),
         ("H100", {"one": CapacityError("sold out")}, CapacityError, "has 1x H100-80GB now\n  one: sold out"),
         ("H100", {"one": ConfigurationError("none of these")}, ConfigurationError, "no provider has 1x H100-80GB now$"),

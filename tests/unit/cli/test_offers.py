@@ -103,7 +103,7 @@ def test_rows_are_filtered(arguments: tuple[str, ...], providers: set[str]) -> N
         (("--provider", "aws", "--set", "foo=1"), "Error: provider 'aws' has no parameter 'foo'; it has region, "),
         (("--provider", "runpod", "--set", "api_key=1"), "Error: --set api_key=: it is secret"),
         (("--set", "foo=1"), "Error: no provider takes these parameters:\nprovider 'aws' has no parameter 'foo'"),
-        (("--accelerator", "GH200"), "nobody sells GH200; closest: H200"),
+        (("--accelerator", "GH200"), "no provider sells GH200; closest: H200"),
         (("--accelerator", "H100:16"), "the most on a machine is 8"),
         (("--accelerator", "H10"), "closest: H100"),
         (("--max-price", "-1"), "--max-price must be"),
