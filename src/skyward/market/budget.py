@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from skyward.errors import BudgetError, ConfigurationError
-from skyward.market.choose import Batch, describe_offer
+from skyward.market.choose import Batch, describe_place
 from skyward.market.cost import CostReport, Usage
 from skyward.providers.base import Instance, Offer
 from skyward.request.request import PoolRequest
@@ -171,7 +171,7 @@ class PriceLimit:
         dearer: dict[Offer, list[Instance]] = {}
         for each in bought:
             if self.excess(each):
-                dearer.setdefault(_kind(each.offer), []).append(each)
+                dearer.setdefault(_without_price(each.offer), []).append(each)
         return [self._allowed(batch, dearer, provider) for batch in batches]
 
     def excess(self, instance: Instance) -> str:
@@ -182,16 +182,20 @@ class PriceLimit:
         return f"costs {_dollars(price)}, more than max_price_per_hour={self.max_price_per_hour:g}"
 
     def _allowed(self, batch: Batch, dearer: dict[Offer, list[Instance]], provider: str) -> Batch:
-        within = [(offer, dearer.get(_kind(offer), [])) for offer in batch.offers if self.allows(offer.price_per_hour)]
+        within = [
+            (offer, dearer.get(_without_price(offer), []))
+            for offer in batch.offers
+            if self.allows(offer.price_per_hour)
+        ]
         offers = [offer for offer, failed in within if not failed]
         if offers := offers or [offer for offer, failed in within if all(each.host for each in failed)]:
             return replace(batch, offers=tuple(offers))
-        real = [_at_real_price(offer, dearer.get(_kind(offer), [])) for offer in batch.offers]
+        real = [_at_real_price(offer, dearer.get(_without_price(offer), [])) for offer in batch.offers]
         known = [offer for offer in real if offer.price_per_hour is not None]
         if not known:
             raise _no_price(batch.offers[0], provider)
         best = min(known, key=lambda offer: offer.price_per_hour or 0.0)
-        cheapest = describe_offer(best) + (f" in {best.region}" if best.region else "")
+        cheapest = describe_place(best)
         raise ConfigurationError(
             f"max_price_per_hour={self.max_price_per_hour:g} is below every offer of {provider} for this request; the "
             f"cheapest is {cheapest}: raise max_price_per_hour, or try another accelerator, machine, region, spot "
@@ -231,7 +235,7 @@ def _at_real_price(offer: Offer, bought: Sequence[Instance]) -> Offer:
     return replace(offer, price_per_hour=charged_price(bought[-1])) if bought else offer
 
 
-def _kind(offer: Offer) -> Offer:
+def _without_price(offer: Offer) -> Offer:
     """Return the offer without its price, which may change between two requests for offers."""
     return replace(offer, price_per_hour=None, on_demand_price_per_hour=None, note="")
 

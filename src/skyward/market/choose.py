@@ -128,7 +128,7 @@ def _ranked(
     request: PoolRequest, offers: Sequence[Offer], failed: Sequence[Offer], seen: Interruptions
 ) -> tuple[Offer, ...]:
     in_list = [offer for offer in failed if offer.provider]
-    faults, faults_there = Counter(map(_kind, in_list)), Counter(offer.provider for offer in in_list)
+    faults, faults_there = Counter(map(_type_and_place, in_list)), Counter(offer.provider for offer in in_list)
     turns = {each: turn for turn, each in enumerate(dict.fromkeys(offer.provider for offer in offers))}
 
     def key(offer: Offer) -> tuple[float, ...]:
@@ -136,7 +136,7 @@ def _ranked(
         price = seen.price_of_work(offer)
         return (
             faults_there[offer.provider] > 1,
-            faults[_kind(offer)],
+            faults[_type_and_place(offer)],
             turn,
             price,
             not offer.spot,
@@ -146,8 +146,8 @@ def _ranked(
     return tuple(sorted(offers, key=key))
 
 
-def _kind(offer: Offer) -> tuple[str, str, str, bool]:
-    return offer.provider, offer.region, offer.spec.name, offer.spot
+def _type_and_place(offer: Offer) -> tuple[tuple[str, str], str, bool]:
+    return offer.site, offer.spec.name, offer.spot
 
 
 def _insistent_alone(batch: Batch) -> Batch:
@@ -162,12 +162,13 @@ def _note_on_passed_over(ranked: Sequence[Offer], seen: Interruptions) -> str:
     if not why or cheapest.price_per_hour is None or seen.price_of_work(cheapest) <= seen.price_of_work(ranked[0]):
         return ""
     return (
-        f"{_describe_place(cheapest)} comes after {_describe_place(ranked[0])}: with {why}, an hour of work there "
+        f"{describe_place(cheapest)} comes after {describe_place(ranked[0])}: with {why}, an hour of work there "
         f"costs ${seen.price_of_work(cheapest):.3g}"
     )
 
 
-def _describe_place(offer: Offer) -> str:
+def describe_place(offer: Offer) -> str:
+    """Return what :func:`describe_offer` does, with the region if there is one."""
     return describe_offer(offer) + (f" in {offer.region}" if offer.region else "")
 
 
