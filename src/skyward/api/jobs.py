@@ -456,7 +456,7 @@ def jobs(pool: str | None = None) -> list[Job]:
         pool: name of the pool; None returns those of all.
 
     Raises:
-        PoolStateError: no kept pool of that name is there, and none has left jobs.
+        PoolStateError: no kept pool has this name, and there are no jobs of an earlier one.
     """
     if pool is not None and not isinstance(pool, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"pool must be the name of a pool, got {type(pool).__name__}")

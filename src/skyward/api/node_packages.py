@@ -18,7 +18,7 @@ from skyward.request.request import PoolRequest
 from skyward.shipping.project_modules import OWN_PACKAGES
 
 MIRRORING = "mirroring what this program imports"
-"""Begin of the line that lists the mirrored distributions."""
+"""Beginning of the line that lists the mirrored distributions."""
 MIRROR_VARIABLE = "SKYWARD_MIRROR"
 """Environment variable: ``0`` does for all pools what ``Image(mirror=False)`` does for one."""
 PLAN_FILE = "SKYWARD_PLAN_FILE"

@@ -111,7 +111,7 @@ def run_to_first_pool() -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except BaseException as error:
-        if Path(os.environ[PLAN_FILE]).exists():  # what a script does without its pool is no news
+        if Path(os.environ[PLAN_FILE]).exists():  # errors after the plan are those of a script without its pool
             return
         if isinstance(error, SystemExit) or keeps_frames():
             raise

@@ -125,7 +125,7 @@ class ComputePool(CallsByFunction):
             such as machines of your own before rented ones.
         spread: whether the nodes may be of several providers and regions. They do not all reach each other then, which
             calls with :mod:`skyward.distributed` and Dask need.
-        wait_for_capacity: time for which machines that nobody has now are waited for, such as ``"2h"``, or in seconds.
+        wait_for_capacity: longest wait for machines that no provider has now, such as ``"2h"``, or in seconds.
         name: name of a fleet that is kept, for this user. If there is one, the pool takes it over, in whatever process:
             nothing is bought or set up again. What can be changed on its machines is; a request for other machines is
             an error.

@@ -11,7 +11,11 @@ T = TypeVar("T")
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Executor with a daemon thread for each call: neither its shutdown nor the interpreter's exit waits for them."""
+    """Executor with a daemon thread for each call: neither its shutdown nor the interpreter's exit waits for them.
+
+    The threads of asyncio's own executor are joined at both. There is no limit on the number of threads, as calls that
+    hang would keep others from starting.
+    """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call the function in a new thread."""

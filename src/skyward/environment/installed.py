@@ -341,7 +341,7 @@ def is_satisfied(requirements: Sequence[str]) -> bool:
 
 
 def without_implied(requirements: Sequence[str], pins: Sequence[str]) -> Sequence[str]:
-    """Return the requirements that say more than the pins: ``numpy>=2`` says nothing beside ``numpy==2.4.6``."""
+    """Return the requirements that the pins do not imply: ``numpy==2.4.6`` implies ``numpy>=2``."""
     fixed: dict[str, Requirement] = {canonicalize_name(pin.name): pin for pin in map(Requirement, pins)}
     return [text for text in requirements if not _is_implied(text, fixed)]
 

@@ -755,7 +755,7 @@ class VastAI(AskTerms, RentedContainers[VastAccount]):
         return "vastai"
 
     def wishes(self, request: PoolRequest) -> Sequence[PoolRequest]:
-        """Return one request for many accelerators, since searches are few: it may miss the dearest asks."""
+        """Return one request for many accelerators, since searches are few: it may miss the most expensive asks."""
         sizes = {wanted.memory_gib for wanted in request.accelerators}
         return request.alternatives if len(sizes) <= _SEARCHES else (request,)
 
