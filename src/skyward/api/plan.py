@@ -17,13 +17,12 @@ from skyward.display.words import duration, money, plural
 from skyward.environment.skyward_wheel import engine_pins
 from skyward.errors import PoolStateError, SkywardError
 from skyward.events import Notice, SkywardEvent
-from skyward.fleet.capacity_wait import PASSING
 from skyward.fleet.machines import Machines
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord, changes_to
 from skyward.ledger.ledger import Ledger
 from skyward.market.choose import Batch
 from skyward.market.consent import Forecast
-from skyward.providers.base import Offer, Provider
+from skyward.providers.base import PASSING, Offer, Provider
 from skyward.providers.several import own_copy
 from skyward.request.image import ImageSettings
 from skyward.request.includes import bytes_of, included_files, size_words

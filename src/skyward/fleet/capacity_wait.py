@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from skyward.base.waiting import Clock
-from skyward.errors import CapacityError, QuotaError, RateLimitError, SkywardError, UnreachableError
+from skyward.errors import CapacityError, SkywardError
 from skyward.events import Notice, SkywardEvent
 
-PASSING = (CapacityError, QuotaError, RateLimitError, UnreachableError)
-"""Errors of a launch after which a later one may succeed."""
 _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 60.0
 _COSTLY_PAUSE_S, _LONGEST_COSTLY_PAUSE_S = 300.0, 1800.0
 """Pauses after an attempt in which machines were bought and ended."""

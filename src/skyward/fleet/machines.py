@@ -33,7 +33,7 @@ from skyward.events import (
     Notice,
     SkywardEvent,
 )
-from skyward.fleet.capacity_wait import PASSING, CapacityWait, WaitReports
+from skyward.fleet.capacity_wait import CapacityWait, WaitReports
 from skyward.fleet.node import OVER, MakeNode, Node, SharedLooks
 from skyward.fleet.outputs import Outputs
 from skyward.fleet.topology import connected, note_on_gangs
@@ -52,7 +52,16 @@ from skyward.market.choose import (
 from skyward.market.consent import Consent, Forecast
 from skyward.market.cost import Usage
 from skyward.market.interruptions import Interruptions, SpotLife
-from skyward.providers.base import REFUSALS, Instance, InstanceState, LaunchOrder, Offer, Provider, matching_offers
+from skyward.providers.base import (
+    PASSING,
+    REFUSALS,
+    Instance,
+    InstanceState,
+    LaunchOrder,
+    Offer,
+    Provider,
+    matching_offers,
+)
 from skyward.providers.registry import provider_settings
 from skyward.providers.several import Several, labelled
 from skyward.request.request import PoolRequest

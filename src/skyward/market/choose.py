@@ -16,7 +16,7 @@ from skyward.request.request import PoolRequest, Spot, SpotNever, SpotStrategy
 _INSISTENT = Spot.Always()
 _ALLOW_OTHERS = 'try again later, as wait_for_capacity="2h" does, or allow others with spot="if-available"'
 _WORTH_MOVING = 0.9
-_ELSEWHERE = 'try again later, as wait_for_capacity="2h" does, or another accelerator, machine, region or provider'
+_TRY_ELSEWHERE = 'try again later, as wait_for_capacity="2h" does, or another accelerator, machine, region or provider'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Batch:
     offers: tuple[Offer, ...]
     retries: int = 0
     interval_s: float = 1.0
-    advice: str = _ELSEWHERE
+    advice: str = _TRY_ELSEWHERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,10 @@ from skyward.wire.node_config import PreemptionWatch
 
 REFUSALS: Final = (AuthenticationError, CapacityError, ConfigurationError, QuotaError, RateLimitError)
 """Errors of a launch that leaves no machine; after any other error a machine may exist."""
+PASSING: Final = (CapacityError, QuotaError, RateLimitError, UnreachableError)
+"""Errors after which the same request may succeed later."""
+ELSEWHERE: Final = (*PASSING, AuthenticationError)
+"""Errors of one provider that another may not have."""
 NOTHING_MADE: Final = "nothing seems to have been made. Try again later, or see the provider's status page"
 """End of the error of a launch whose create calls had no clear outcome."""
 
@@ -366,6 +370,12 @@ class Provider(ABC):
         return ""
 
 
+def error_of_all(message: str, errors: Sequence[BaseException]) -> SkywardError:
+    """Return the error of a request that was refused in several ways; if one may pass, so may this."""
+    kind = next((kind for kind in ELSEWHERE if any(isinstance(error, kind) for error in errors)), ConfigurationError)
+    return kind(message)
+
+
 async def matching_offers(provider: Provider, request: PoolRequest) -> Sequence[Offer]:
     """Return a provider's offers for a request, unranked; of several accelerators, for each that it has.
 
@@ -410,14 +420,13 @@ _LISTED: Final = 5
 
 
 def _none_offered(wishes: Sequence[PoolRequest], errors: Sequence[BaseException]) -> BaseException:
-    """Return the error of a provider that refuses every accelerator; a request that may succeed later is no mistake."""
+    """Return the error of a provider that refuses every accelerator."""
     if len(set(map(str, errors))) == 1:
         return errors[0]
-    kinds = (AuthenticationError, RateLimitError, UnreachableError, CapacityError, QuotaError)
-    kind = next((each for each in kinds if any(isinstance(error, each) for error in errors)), ConfigurationError)
     lines = [f"{wish.accelerator}: {error}" for wish, error in zip(wishes, errors, strict=True)]
     more = [f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
-    return kind("\n  ".join([f"none of {len(lines)} accelerators can be had:", *lines[:_LISTED], *more]))
+    message = "\n  ".join([f"none of {len(lines)} accelerators can be had:", *lines[:_LISTED], *more])
+    return error_of_all(message, errors)
 
 
 def check_settings(settings: object, **checks: Callable[[str, object], object]) -> None:

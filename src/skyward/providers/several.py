@@ -12,21 +12,15 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from skyward.base.waiting import CALL_LIMIT_S
-from skyward.errors import (
-    AuthenticationError,
-    CapacityError,
-    ConfigurationError,
-    QuotaError,
-    RateLimitError,
-    SkywardError,
-    UnreachableError,
-)
+from skyward.errors import CapacityError, ConfigurationError, QuotaError, SkywardError, UnreachableError
 from skyward.providers.base import (
+    ELSEWHERE,
     Instance,
     LaunchOrder,
     Offer,
     Provider,
     checked_provider,
+    error_of_all,
     matching_offers,
 )
 from skyward.providers.registry import make_provider, provider_parameters, provider_settings
@@ -44,8 +38,6 @@ _LONGEST_LABEL: Final = 40
 _ASK_MEMBER: Final = "a list does not know whose a machine is: ask member_of(instance.offer)"
 _NAMED_TYPES: Final = 5
 _logger = logging.getLogger("skyward")
-_ELSEWHERE: Final = (CapacityError, QuotaError, RateLimitError, UnreachableError, AuthenticationError)
-"""Errors of one provider that another may not have, those first after which a later attempt may succeed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +128,7 @@ class Several(Provider):
             try:
                 async with order.served_by(member, attempt) as own:
                     made = await member.launch([replace(offer, provider="") for offer in attempt], own)
-            except _ELSEWHERE as error:
+            except ELSEWHERE as error:
                 place = " ".join(filter(None, (first.provider, first.region)))
                 refusals[place] = error
                 tried[place].append(attempt)
@@ -236,9 +228,8 @@ def _types_of(tried: Sequence[Sequence[Offer]]) -> str:
 def _summary(what: str, refusals: Sequence[tuple[str, SkywardError]]) -> SkywardError:
     """Return the error of an order that all have refused, with a line for each refusal."""
     errors = [error for _, error in refusals]
-    kind = next((kind for kind in _ELSEWHERE if any(isinstance(each, kind) for each in errors)), ConfigurationError)
     lines = [f"- {name}: {' '.join(str(error).split())}" for name, error in refusals]
-    summary = kind("\n".join([f"{what}; tried, in this order:", *lines]))
+    summary = error_of_all("\n".join([f"{what}; tried, in this order:", *lines]), errors)
     summary.__cause__ = errors[-1]
     return summary
 

@@ -441,7 +441,10 @@ def _is_out_of_reach(error: BaseException) -> bool:
 def _check(request: PoolRequest, hosts: Sequence[str]) -> None:
     if request.nodes > len(hosts):
         there = f"{len(hosts)} host" + "s" * (len(hosts) > 1)
-        raise ConfigurationError(f"nodes={request.nodes}: SSH() has {there}, and each serves one node")
+        raise ConfigurationError(
+            f"nodes={request.nodes}: SSH() has {there}, and each serves one node; add hosts, or list other providers "
+            "beside it with spread=True"
+        )
     if request.machine is not None:
         raise ConfigurationError(f"machine={request.machine!r}: SSH() has the machines in hosts; leave it out")
 

@@ -117,7 +117,7 @@ def test_hosts_are_read_as_they_are_written_elsewhere(host: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"nodes": 3}, "nodes=3: SSH.* has 2 hosts"),
+        ({"nodes": 3}, "nodes=3: SSH.* has 2 hosts.*; add hosts, or list other providers .*spread=True"),
         ({"cpu": 100_000}, "nodes=1 of 100000 cores: 0 of the hosts have that"),
         ({"accelerator": "H100"}, "nodes=1 of .*H100.*: 0 of the hosts have that"),
         ({"machine": "p5.48xlarge"}, "machine='p5.48xlarge': SSH"),
