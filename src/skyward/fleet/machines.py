@@ -237,8 +237,13 @@ class Machines:
         while missing := [rank for rank in ranks if is_wanted(rank) and rank not in bought]:
             known = len(self.all)
             present = [*has, *(node.instance.offer for node in bought.values())]
+            buy = self._buy_one_by_one if self.request.spread else self._buy_together
+            failed = self.unfit.offers(missing)
             try:
-                bought |= {node.rank: node for node in await self._launch_together(missing, present, instead_of)}
+                async with self._turn_to_place(missing):
+                    batches = await self.decide(len(missing), present, failed, instead_of, self._near(missing))
+                    self.publish(InfraCreated(batches[0].offers[0].region))
+                    bought |= {node.rank: node for node in await buy(batches, missing)}
             except PASSING as error:
                 between.set()
                 await wait.pause(error, costly=any(node.ended for node in self.all[known:]))
@@ -266,30 +271,27 @@ class Machines:
         machines = (machine for machine in self.all if machine.has_rank and not machine.ended)
         return [machine.instance.offer for machine in machines if machine.rank not in ranks]
 
-    async def _launch_together(
-        self, ranks: Sequence[int], has: Sequence[Offer], instead_of: Offer | None
-    ) -> Sequence[Node]:
-        """Launch machines where the others are. While there are none, one order after the other finds a place."""
-        if isinstance(self.provider, Several) and not self.request.spread and not self._near(ranks):
+    @asynccontextmanager
+    async def _turn_to_place(self, ranks: Sequence[int]) -> AsyncGenerator[None]:
+        """Wait while another order of the pool's first machines finds the place where all nodes go."""
+        together = isinstance(self.provider, Several) and not self.request.spread
+        if together and not self._near(ranks):
             async with self._placing:
                 if not self._near(ranks):
-                    return await self._launch_now(ranks, has, instead_of)
-        return await self._launch_now(ranks, has, instead_of)
-
-    async def _launch_now(self, ranks: Sequence[int], has: Sequence[Offer], instead_of: Offer | None) -> Sequence[Node]:
-        batches = await self.decide(len(ranks), has, self.unfit.offers(ranks), instead_of, self._near(ranks))
-        self.publish(InfraCreated(batches[0].offers[0].region))
-        if self.request.spread:
-            return await self._buy_one_by_one(batches, ranks)
-        return await self._buy_all(batches, ranks, self._expect(batches))
+                    yield
+                    return
+        yield
 
     def _expect(self, batches: Iterable[Batch]) -> list[Usage]:
         coming = [*expected_usages(batches, self.clock.elapsed())]
         self._coming.append(coming)
         return coming
 
-    async def _buy_all(self, batches: Sequence[Batch], ranks: Sequence[int], coming: list[Usage]) -> list[Node]:
-        """Launch the machines of batches, one batch after the other, whose usages are in ``coming`` until then."""
+    async def _buy_together(
+        self, batches: Sequence[Batch], ranks: Sequence[int], coming: list[Usage] | None = None
+    ) -> list[Node]:
+        """Launch the machines of batches, one batch after the other; what they may cost is expected, in ``coming``."""
+        coming = self._expect(batches) if coming is None else coming
         launched: list[Node] = []
         try:
             for index, batch in enumerate(batches, 1):
@@ -311,7 +313,7 @@ class Machines:
 
         async def buy(single: Batch, rank: int, coming: list[Usage]) -> list[Node]:
             async with turns:
-                return await self._buy_all([single], [rank], coming)
+                return await self._buy_together([single], [rank], coming)
 
         coming = [self._expect([single]) for single in singles]
         try:
