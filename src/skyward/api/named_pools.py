@@ -15,11 +15,10 @@ import platformdirs
 
 from skyward.environment.image import Image
 from skyward.errors import ConfigurationError
-from skyward.providers._common.machine_catalogue import closest
 from skyward.providers.base import Provider
-from skyward.providers.registry import make_provider, provider_parameters, provider_type
+from skyward.providers.registry import make_provider, provider_type, secret_parameters
 from skyward.request.accelerators import Accelerator, Accelerators
-from skyward.request.checks import option_names, refusal, refuse_unknown, text, unknown_option
+from skyward.request.checks import closest, option_names, refusal, refuse_unknown, text, unknown_option
 from skyward.request.volume import S3Volume
 
 P = TypeVar("P")
@@ -232,8 +231,8 @@ def _provider(value: Any, _: Path) -> Provider | list[Provider]:
     settings: dict[str, Any] = {"name": value} if isinstance(value, str) else {**_table("provider", value)}
     if not isinstance(name := settings.pop("name", None), str):
         raise ConfigurationError('provider needs a name, as in provider = { name = "ssh", hosts = ["gpu1"] }')
-    parameters = provider_parameters(provider_type(name))
-    if secret := next((key for key in settings if key in parameters and not parameters[key].repr), None):
+    secrets = secret_parameters(provider_type(name))
+    if secret := next((key for key in settings if key in secrets), None):
         raise ConfigurationError(
             f"{secret} is secret, and settings are often shared: put it where {name!r} finds it by itself, such as an "
             "environment variable (see the provider's page)"

@@ -16,7 +16,7 @@ import click
 
 from skyward.errors import ConfigurationError, SkywardError
 from skyward.providers.base import Provider
-from skyward.providers.registry import make_provider, provider_names, provider_parameters, provider_type
+from skyward.providers.registry import make_provider, provider_names, provider_type, secret_parameters
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -142,9 +142,8 @@ class Providers:
             ConfigurationError: it cannot be loaded, has no such parameter, or refuses a value; or the value is secret.
         """
         kind = provider_type(name)
-        known = provider_parameters(kind)
-        for parameter in self.parameters:
-            if parameter in known and not known[parameter].repr:
+        for parameter in secret_parameters(kind):
+            if parameter in self.parameters:
                 raise ConfigurationError(
                     f"--set {parameter}=: it is secret, and other users of this machine can read command lines; put it "
                     f"where {name!r} finds it by itself, such as an environment variable (see the provider's page)"

@@ -224,9 +224,8 @@ def sweep(*, others: bool, unknown: bool, hosts: Sequence[str], providers: Provi
 def known_pool(ledger: Ledger, asked: str, others: Sequence[str] = (), fleets: Sequence[str] | None = None) -> str:
     """Return the id of the pool of the ledger, or of ``others``, whose id is ``asked`` or begins with it.
 
-    The name of a kept fleet is that of its latest pool.
-
-    With ``fleets``, the error for one that is none names them, and where else it may be found.
+    The name of a kept fleet means its latest pool. If there is no such pool, the error names the kept ``fleets``, if
+    they are given, and how to find one of another computer.
     """
     recorded = dict.fromkeys(entry.purchase.pool_id for entry in ledger.entries())
     known = [*(pool for pool in recorded if pool not in others), *others]  # the latest that are of use come last

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from importlib.metadata import Distribution, EntryPoint
 from typing import Any, Final, cast
@@ -80,12 +80,9 @@ BUILT_IN: Mapping[str, str] = {
 
 
 def provider_settings(provider: Provider) -> dict[str, Any]:
-    """Return the settings from which :func:`make_provider` recreates ``provider``, as JSON values.
-
-    A field that is not in the dataclass's ``repr`` is secret and left out.
-    """
-    parameters = provider_parameters(type(provider)).values()
-    values = {each.name: getattr(provider, each.name) for each in parameters if each.repr}
+    """Return the settings from which :func:`make_provider` recreates ``provider``, as JSON values, without secrets."""
+    secrets = secret_parameters(type(provider))
+    values = {name: getattr(provider, name) for name in provider_parameters(type(provider)) if name not in secrets}
     return cast("dict[str, Any]", json.loads(json.dumps(values, default=str)))
 
 
@@ -124,11 +121,13 @@ def provider_type(name: str) -> type[Provider]:
 
 
 def provider_parameters(kind: type[Provider]) -> Mapping[str, Field[Any]]:
-    """Return the parameters of a provider's class, which are a dataclass's fields; others have none.
-
-    A field that is not in the dataclass's ``repr`` is secret.
-    """
+    """Return the parameters of a provider's class, which are a dataclass's fields; others have none."""
     return {each.name: each for each in fields(kind) if each.init} if is_dataclass(kind) else {}
+
+
+def secret_parameters(kind: type[Provider]) -> Collection[str]:
+    """Return the parameters with secret values: those that are not in the dataclass's ``repr``."""
+    return [name for name, each in provider_parameters(kind).items() if not each.repr]
 
 
 def make_provider(name: str, settings: Mapping[str, Any]) -> Provider:

@@ -30,7 +30,6 @@ from skyward.providers._common.machine_catalogue import (
     Catalogue,
     MachineType,
     cheapest_offers,
-    closest,
     fewest_accelerators,
     sold_accelerators,
     sold_as,
@@ -50,7 +49,7 @@ from skyward.providers._common.rest_client import (
 )
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, MachineSecret, Offer, check_settings
 from skyward.request.accelerators import model_name
-from skyward.request.checks import explain_options, refusal, secret, text, texts, web_address, whole_number
+from skyward.request.checks import closest, explain_options, refusal, secret, text, texts, web_address, whole_number
 from skyward.request.instance import InstanceSpec
 from skyward.request.request import PoolRequest
 

@@ -23,7 +23,7 @@ from skyward.providers.base import (
     error_of_all,
     matching_offers,
 )
-from skyward.providers.registry import make_provider, provider_parameters, provider_settings
+from skyward.providers.registry import make_provider, provider_settings, secret_parameters
 from skyward.request.request import PoolRequest
 
 T = TypeVar("T")
@@ -297,8 +297,7 @@ def parse_provider(value: object) -> Provider:
 
 def _secrets(provider: Provider) -> Mapping[str, object]:
     """Return the settings of a provider that are in no record."""
-    parameters = provider_parameters(type(provider)).values()
-    return {each.name: getattr(provider, each.name) for each in parameters if not each.repr}
+    return {name: getattr(provider, name) for name in secret_parameters(type(provider))}
 
 
 def copied(provider: Provider) -> Provider:

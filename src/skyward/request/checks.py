@@ -8,7 +8,7 @@ import inspect
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
@@ -44,6 +44,8 @@ def bare_url(url: str) -> str:
     return parts._replace(netloc=parts.netloc if keeps_user else host, path=path, query="", fragment="").geturl()
 
 
+_LISTED = 12
+"""Most names that are listed where none resembles the requested one."""
 _GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MGT])i?B\s*", re.IGNORECASE | re.ASCII)
 
@@ -176,6 +178,16 @@ _ELSEWHERE = {
 
 
 _NONE = "it takes none: options of a pool belong to ComputePool"
+
+
+def closest(name: str, names: Collection[str]) -> str:
+    """Return the end of a message about an unknown ``name``: ``"; closest: a, b"``, with up to three similar names.
+
+    Without similar names it lists all of them, and is empty if they are many, or none.
+    """
+    if similar := difflib.get_close_matches(name, names, n=3, cutoff=0.3):
+        return f"; closest: {', '.join(similar)}"
+    return f"; it has {', '.join(sorted(names))}" if 0 < len(names) <= _LISTED else ""
 
 
 def unknown_option(owner: str, unknown: Iterable[str], allowed: Iterable[str]) -> TypeError:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from skyward.errors import ConfigurationError
 from skyward.providers.base import Offer
 from skyward.request.accelerators import Accelerator, find_variant, fold_name, model_name, models
-from skyward.request.checks import refusal, texts
+from skyward.request.checks import closest, refusal, texts
 from skyward.request.instance import InstanceSpec, InstanceWish
 from skyward.request.request import PoolRequest
 
 X86: Final = "x86_64"
 _LEAST: Final = InstanceWish(cpu=2, memory_gib=4.0)
 """Smallest machine for a request that gives no size."""
-_LISTED: Final = 12
-"""Most names that are listed where none resembles the requested one."""
 _TOLERANCE: Final = 0.07
 """Share of an accelerator's memory by which a reported size may differ from the nominal one."""
 
@@ -134,16 +132,6 @@ def refuse_unlikely(machine: str | None, vendor: str) -> None:
         f"machine={machine!r}: {vendor} has no such machine now, and Skyward's catalogue no {name!r}{near}. "
         "`skyward offers` lists machine types by accelerator"
     )
-
-
-def closest(name: str, names: Collection[str]) -> str:
-    """Return the end of a message about an unknown ``name``: ``"; closest: a, b"``, with up to three similar names.
-
-    Without similar names it lists all of them, and is empty if they are many, or none.
-    """
-    if similar := difflib.get_close_matches(name, names, n=3, cutoff=0.3):
-        return f"; closest: {', '.join(similar)}"
-    return f"; it has {', '.join(sorted(names))}" if 0 < len(names) <= _LISTED else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from tenacity import (
 
 from skyward.base.waiting import CALL_LIMIT_S, to_its_end
 from skyward.errors import ConfigurationError, SkywardError
-from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.refusals import Refusal, RefusalKind, RefusalRow, RefusalTable, RefusedCall, is_kind
+from skyward.request.checks import closest
 
 _KEY: Final = "AWS_ACCESS_KEY_ID"
 _SOURCES: Final = (

@@ -23,7 +23,6 @@ from skyward.errors import (
 from skyward.machine.ssh import SSHAccess
 from skyward.providers._common.create_once import summary
 from skyward.providers._common.logins import ADDRESS_URL, client_cidr, user_key
-from skyward.providers._common.machine_catalogue import closest
 from skyward.providers._common.rented_machines import MachineRecord, RentedMachines
 from skyward.providers.aws.account import (
     KEY_TAG,
@@ -54,7 +53,7 @@ from skyward.providers.aws.offering import Prices, check_account, exceeded, find
 from skyward.providers.aws.s3 import grant_with
 from skyward.providers.aws.ssm import require_plugin, session_command
 from skyward.providers.base import Finding, Instance, InstanceState, LaunchOrder, Offer, Provider, check_settings
-from skyward.request.checks import explain_options, flag, refusal, text, web_address
+from skyward.request.checks import closest, explain_options, flag, refusal, text, web_address
 from skyward.request.request import PoolRequest
 from skyward.request.volume import Volume, VolumeAccess
 
