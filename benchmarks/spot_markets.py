@@ -1,7 +1,7 @@
 """Pools on spot markets, simulated: ``python -m benchmarks.spot_markets`` prints what an hour of work costs.
 
-Machines are bought in the order of the pool's own ``choose``; markets are traces of the machines that they have, of the
-form of those published with "Can't Be Late" (NSDI '24), which can be given as arguments:
+Machines are bought in the order of the pool's own ``choose``. Markets are traces of how many machines they have, in the
+format of those published with "Can't Be Late" (NSDI '24), which can be given as arguments:
 ``python -m benchmarks.spot_markets spot-traces/availability/1-node/aws-02-15-2023/*.json``.
 """
 
@@ -37,11 +37,20 @@ class Market:
 
     Attributes:
         offer: what it sells.
-        machines: number of machines that it has in each tick of five minutes.
+        machines: number of machines that it has in each tick of five minutes; after the last tick they repeat.
     """
 
     offer: Offer
     machines: Sequence[int]
+
+    @property
+    def price_per_hour(self) -> float:
+        """USD an hour of each machine."""
+        return self.offer.price_per_hour or 0.0
+
+    def machines_at(self, tick: int) -> int:
+        """Return the number of machines that the market has in a tick."""
+        return self.machines[tick % len(self.machines)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +76,9 @@ class Strategy:
 
     Attributes:
         spot: the pool's parameter.
-        markets: number of the markets that are used, the cheapest first.
-        remembers: True if interruptions are taken into account.
-        returns: True if a node on demand is exchanged for one on spot once there is one.
+        markets: number of markets to use, the cheapest first.
+        remembers: True if the order of offers depends on interruptions.
+        returns: True if spot machines replace nodes on demand when they are available again.
     """
 
     spot: SpotLike
@@ -80,11 +89,11 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Course of a task.
+    """What a task took.
 
     Attributes:
         cost: USD.
-        hours: its duration.
+        hours: duration.
         interruptions: number of machines that were taken back.
     """
 
@@ -105,7 +114,7 @@ class _Machine:
 
 @dataclass(eq=False)
 class _Simulation:
-    """A pool. The last of its ``nodes`` is a machine that is prepared for another, on demand, which ends its call."""
+    """A pool. Its last node is a spot machine that boots to replace one on demand, which meanwhile ends its call."""
 
     task: Task
     strategy: Strategy
@@ -123,7 +132,7 @@ class _Simulation:
         self._request = parse_request(spot=self.strategy.spot)
         self._offers = [self.on_demand, *(market.offer for market in self.markets)]
 
-    def run(self, start: int) -> Outcome:
+    def do_task(self, start: int) -> Outcome:
         self.nodes = [None] * (self.task.nodes + 1)
         tick = self.look_at = start
         while self.work_h < self.task.work_h:
@@ -139,9 +148,9 @@ class _Simulation:
         return Outcome(cost=self.cost, hours=(tick - start) * _TICK_H, interruptions=len(self.past))
 
     def _take_back(self, tick: int) -> None:
-        for index in range(len(self.markets)):
+        for index, market in enumerate(self.markets):
             held = [rank for rank, machine in enumerate(self.nodes) if machine and machine.market == index]
-            for rank in held[self._sold(index, tick) :]:
+            for rank in held[market.machines_at(tick) :]:
                 machine = self.nodes[rank]
                 assert machine is not None
                 self.past.append((machine.offer, machine.bought, tick))
@@ -181,7 +190,7 @@ class _Simulation:
                 return _Machine(None, offer, tick)
             index = self._offers.index(offer) - 1
             held = sum(machine is not None and machine.market == index for machine in self.nodes)
-            if held < self._sold(index, tick):
+            if held < self.markets[index].machines_at(tick):
                 return _Machine(index, offer, tick)
         return None
 
@@ -206,21 +215,17 @@ class _Simulation:
         ]
         return Interruptions((*ended, *running))
 
-    def _sold(self, index: int, tick: int) -> int:
-        machines = self.markets[index].machines
-        return machines[tick % len(machines)]
-
 
 def simulate(task: Task, strategy: Strategy, markets: Sequence[Market], on_demand: Offer, *, start: int) -> Outcome:
-    """Return the course of a task that begins at the tick ``start`` of the markets; after their end they repeat."""
-    return _Simulation(task, strategy, markets[: strategy.markets], on_demand).run(start)
+    """Return what a task takes that begins at the tick ``start`` of the markets."""
+    return _Simulation(task, strategy, markets[: strategy.markets], on_demand).do_task(start)
 
 
 def least_cost(task: Task, markets: Sequence[Market], on_demand: Offer, *, start: int) -> float:
-    """Return the least cost of a task for a pool that knows the future and always has all of its nodes.
+    """Return the lowest cost of a task for a pool that knows the future and always has all of its nodes.
 
-    Every node leaves a market when that is best, and loses no call. It is that of the time that the task takes on
-    demand, by the hour of work: the ratio of cost and work is minimized by Dinkelbach's method.
+    Every node leaves a market when that is best, and loses no call. Over the time that the task takes on demand,
+    Dinkelbach's method minimizes the ratio of cost to work; the result is that ratio times the task's work.
     """
     ticks = math.ceil(task.work_h / task.nodes / _TICK_H) + task.boot_ticks
     total_cost = total_work_h = 0.0
@@ -228,8 +233,12 @@ def least_cost(task: Task, markets: Sequence[Market], on_demand: Offer, *, start
     for _ in range(20):
         total_cost = total_work_h = 0.0
         for rank in range(task.nodes):
-            sold = [(market.offer.price_per_hour or 0.0, _window(market, start, ticks, rank)) for market in markets]
-            cost, work_h = _best_path([*sold, (on_demand.price_per_hour or 0.0, [True] * ticks)], task, rate)
+            places = [
+                # Nodes of lower ranks have the first machines of each market.
+                (market.price_per_hour, [market.machines_at(tick) > rank for tick in range(start, start + ticks)])
+                for market in markets
+            ]
+            cost, work_h = _best_path([*places, (on_demand.price_per_hour or 0.0, [True] * ticks)], task, rate)
             total_cost, total_work_h = total_cost + cost, total_work_h + work_h
         if math.isclose(rate, total_cost / total_work_h, rel_tol=1e-6):
             break
@@ -237,16 +246,14 @@ def least_cost(task: Task, markets: Sequence[Market], on_demand: Offer, *, start
     return rate * task.work_h
 
 
-def _window(market: Market, start: int, ticks: int, rank: int) -> list[bool]:
-    """Return whether a market has a machine for the node of a rank, beside those of lower ranks, in each tick."""
-    return [market.machines[tick % len(market.machines)] > rank for tick in range(start, start + ticks)]
-
-
 def _best_path(places: Sequence[tuple[float, Sequence[bool]]], task: Task, rate: float) -> tuple[float, float]:
-    """Return cost and hours of work of the node for which its cost, less ``rate`` for each hour of work, is least."""
+    """Return cost and hours of work of a node that minimizes cost minus ``rate`` times hours of work.
+
+    ``places`` are prices, and whether a machine is for sale there in each tick.
+    """
     ticks, boot = len(places[0][1]), task.boot_ticks
-    # Best values at the begin of each tick, as (cost - rate * work, cost, work): of a node that works in each place,
-    # and of one that may go anywhere.
+    # The best (cost - rate * work, cost, work) at the start of each tick, for a node that works in each place and for
+    # one that is free to move.
     anywhere: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
     working = [[(math.inf, 0.0, 0.0)] * (ticks + 1) for _ in places]
     for tick in range(ticks):
@@ -266,9 +273,10 @@ def _best_path(places: Sequence[tuple[float, Sequence[bool]]], task: Task, rate:
 
 @dataclass(frozen=True, slots=True)
 class _Weather:
-    """A time of a market: hours that it lasts, and that machines and gaps in it last, on average; and how many.
+    """A phase of a market, in which periods with machines for sale and gaps alternate.
 
-    The shares are those of its machines that the market has, at least and at most, while it has them and in a gap.
+    ``hours``, ``sold_h`` and ``gap_h`` are the mean durations of the phase, of a period and of a gap. ``sold`` and
+    ``gap`` are the least and the largest share of the market's machines that it has then.
     """
 
     hours: float
@@ -288,15 +296,15 @@ _WEATHERS = (
 def synthetic_trace(seed: str, *, days: int = 28, most: int = 16) -> list[int]:
     """Return a market's number of machines in each tick.
 
-    Times of plenty, with gaps of minutes, contested times, in which the number changes all the time, and scarce times
-    with hours without any follow each other by chance, as in the published traces.
+    As in the published traces, phases follow each other at random: plenty, with gaps of minutes; contested, where the
+    number changes all the time; and scarce, with hours without a machine.
     """
     chance = random.Random(seed)
     machines: list[int] = []
     weather, until = chance.choice(_WEATHERS), 0.0
     while len(machines) * _TICK_H < days * 24:
         if len(machines) * _TICK_H >= until:
-            weather = chance.choice([each for each in _WEATHERS if each is not weather])
+            weather = chance.choice([other for other in _WEATHERS if other is not weather])
             until = len(machines) * _TICK_H + chance.expovariate(1 / weather.hours)
         for mean_h, (least, largest) in ((weather.sold_h, weather.sold), (weather.gap_h, weather.gap)):
             machines += [round(most * chance.uniform(least, largest))] * _ticks(chance, mean_h)
@@ -314,11 +322,8 @@ def read_trace(path: Path) -> list[int]:
     return [int(data[int(tick * TICK_S / gap_s)]) for tick in range(int(len(data) * gap_s / TICK_S))]
 
 
-def _offer(region: str, price: float, on_demand: float) -> Offer:
-    return Offer(spec=_SPEC, region=region, spot=True, price_per_hour=price, on_demand_price_per_hour=on_demand)
-
-
-_ON_DEMAND = Offer(spec=_SPEC, price_per_hour=3.06, on_demand_price_per_hour=3.06)
+_PRICE = 3.06
+_ON_DEMAND = Offer(spec=_SPEC, price_per_hour=_PRICE, on_demand_price_per_hour=_PRICE)
 _ALL = 99
 _STRATEGIES = {
     '`"never"`': Strategy(spot="never", markets=0),
@@ -332,27 +337,29 @@ _STRATEGIES = {
 
 
 def _table(task: Task, traces: Sequence[Sequence[Sequence[int]]], shares: Sequence[float]) -> None:
-    """Print what the task costs by each strategy, on average of its beginnings on each set of markets."""
+    """Print the mean cost of the task by each strategy, over start times and sets of markets."""
     write: Callable[[str], object] = sys.stdout.write
     listed = ", ".join(f"{share:.0%}" for share in shares)
     write(f"\ncalls of {task.call_h * 60:.0f} minutes, spot at {listed} of the price on demand\n\n")
     write("| `spot=` | USD an hour of work | of on demand | hours | machines taken back |\n|---|--:|--:|--:|--:|\n")
     worlds = [
         [
-            Market(offer=_offer(f"market-{index}", 3.06 * share, 3.06), machines=trace)
+            Market(
+                offer=replace(_ON_DEMAND, region=f"market-{index}", spot=True, price_per_hour=_PRICE * share),
+                machines=trace,
+            )
             for index, (share, trace) in enumerate(zip(shares, set_of_traces, strict=True))
         ]
         for set_of_traces in traces
     ]
     runs = [(world, start) for world in worlds for start in range(0, len(world[0].machines) - 500, 576)]
-    price = _ON_DEMAND.price_per_hour or 0.0
     for name, strategy in _STRATEGIES.items():
         outcomes = [simulate(task, strategy, world, _ON_DEMAND, start=start) for world, start in runs]
         cost = mean(outcome.cost for outcome in outcomes) / task.work_h
-        hours, taken = mean(each.hours for each in outcomes), mean(each.interruptions for each in outcomes)
-        write(f"| {name} | {cost:.2f} | {cost / price:.0%} | {hours:.1f} | {taken:.0f} |\n")
+        hours, taken = mean(run.hours for run in outcomes), mean(run.interruptions for run in outcomes)
+        write(f"| {name} | {cost:.2f} | {cost / _PRICE:.0%} | {hours:.1f} | {taken:.0f} |\n")
     best = mean(least_cost(task, world, _ON_DEMAND, start=start) for world, start in runs[::2]) / task.work_h
-    write(f"| with knowledge of the future | {best:.2f} | {best / price:.0%} | | |\n")
+    write(f"| with knowledge of the future | {best:.2f} | {best / _PRICE:.0%} | | |\n")
 
 
 def main(arguments: Sequence[str]) -> None:

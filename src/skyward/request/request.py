@@ -150,7 +150,7 @@ class PoolRequest:
         max_price_per_hour: USD that each machine may cost an hour; None is no limit.
         prefer: which of several providers comes first: the one with the lower price, or the one that is listed earlier.
         spread: True if the nodes may be of several providers and regions.
-        wait_for_capacity_s: seconds for which machines that cannot be had now are waited for.
+        wait_for_capacity_s: seconds for which to keep asking for machines that are sold out.
         one_network: True if the nodes must reach each other.
         service: module of a service to load on the nodes from the start; empty for none. See ``skyward.node.services``.
         service_name: name of that service.
