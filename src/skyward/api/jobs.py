@@ -320,7 +320,7 @@ class Job:
                         folder.refresh()
 
     def _has_fleet(self) -> bool:
-        """Return whether its fleet is kept still, perhaps without a node for now."""
+        """Return whether its fleet still exists, perhaps without a node for now."""
         return FleetFolder(self.pool).pool_id() == self._folder.record.pool_id
 
     def _goes_on(self, state: JobCallState | None, nodes: Sequence[NodeJobs]) -> bool:

@@ -28,9 +28,9 @@ from skyward.request.request import PoolRequest, parse_request
 __all__ = ["Offers", "PriceBasis", "PricedInstance", "offers"]
 
 LIMIT_S: Final = 2.0
-"""Time for the answer of one provider, where all are asked."""
+"""Timeout of each provider when all are asked."""
 NAMED_S: Final = 30.0
-"""Time for the answer of each of those that the user names: the first listing of some takes many calls."""
+"""Timeout of each provider that the user names: the first listing of some takes many calls."""
 COLUMNS: Final[Sequence[str]] = ("provider", "type", "accelerators", "cores", "GiB", "spot", "$/h", "rests on")
 T = TypeVar("T")
 _NOW_S: Final = 10.0

@@ -56,7 +56,7 @@ class PlannedOffer:
         at_most: USD that all of these nodes can cost until ``timeout``, within ``max_cost``; None is unknown.
         connected: True if the machines reach each other.
         ends_itself: True if the machines can end their own bill when the program is dead, or cost nothing.
-        installs: True if the machines would install the plan's ``packages``; nodes on this machine use what is here.
+        installs: True if the machines would install the plan's ``packages``, and do not use what is installed here.
     """
 
     nodes: int

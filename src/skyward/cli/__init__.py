@@ -28,7 +28,9 @@ def main() -> None:
 
 
 for command in (
-    *(cancel, clean, config, doctor, down, env, keep_longer, list_jobs, logs, ls, offers, plan, result, run, sweep),
-    top,
+    *(down, keep_longer, ls, sweep, top),  # machines
+    *(cancel, list_jobs, logs, result, run),  # jobs and output
+    *(config, offers, plan),  # before a purchase
+    *(clean, doctor, env),  # this computer
 ):
     main.add_command(command)

@@ -26,8 +26,9 @@ def check() -> Answer:
     pools = list(_checked())
     failed = any(pool["state"] == "fail" for pool in pools)
     text = [f"{pool['state']:<5}{pool['at']}: {pool['pool']}: {pool['found']}" for pool in pools]
-    none = "There are no named settings here"
-    return Answer(document={"pools": pools}, text=text or [none], exit_code=FAILED * failed)
+    return Answer(
+        document={"pools": pools}, text=text or ["There are no named settings here"], exit_code=FAILED if failed else 0
+    )
 
 
 def _checked() -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ def plan(*, script: Path, arguments: Sequence[str]) -> Answer:
     The script runs up to there, with its arguments, and ends: nothing is requested or bought. The exit code is 1 if the
     pool would not open. All that follows SCRIPT belongs to the script.
     """
-    from skyward.api.planned_script import plan_script  # a third of the time that other commands take to start
+    from skyward.api.planned_script import plan_script  # would lengthen the start of every command by a third
 
     planned = plan_script(script, arguments)
     plan = planned.plan
