@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -271,15 +272,14 @@ class AskMarket:
                 f"VastAI has no machine with {wanted} now ({self._terms}{free}). Try again "
                 "later, or relax regions, min_reliability, min_inet_mbps, verified, disk_gb, billed_traffic of VastAI"
             )
-        fewest: dict[Accelerator | None, int] = {}
+        alike: defaultdict[Accelerator | None, list[Ask]] = defaultdict(list)
         for each in fitting:
-            wanted = request.accelerator_of(each.spec)
-            fewest[wanted] = min(each.spec.accelerator_count, fewest.get(wanted, each.spec.accelerator_count))
+            alike[request.accelerator_of(each.spec)].append(each)
         groups: dict[tuple[str, str, bool], list[Ask]] = defaultdict(list)
-        for each in fitting:
-            is_smallest = each.spec.accelerator_count == fewest[request.accelerator_of(each.spec)]
-            for spot in (True, False):
-                if is_smallest and each.charged(spot=spot) < math.inf:
+        for asks in alike.values():
+            fewest = min(each.spec.accelerator_count for each in asks)
+            for each, spot in itertools.product(asks, (True, False)):
+                if each.spec.accelerator_count == fewest and each.charged(spot=spot) < math.inf:
                     groups[each.spec.name, each.region, spot].append(each)
         offers = [_offer(same, request, spot=spot, age_s=self._now() - found.at) for (*_, spot), same in groups.items()]
         return cheapest_offers(offers, request, vendor="VastAI")

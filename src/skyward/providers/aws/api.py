@@ -562,21 +562,21 @@ class Api:
 
     def _client(self, where: Where, *, stale: Any = ()) -> tuple[Any, Any]:
         """Return a client and its credentials, which are newer than ``stale`` if there are newer ones."""
-        key = (where.service, where.region, min(CALL_LIMIT_S.get(), _READ_TIMEOUT_S))
+        limit_s = min(CALL_LIMIT_S.get(), _READ_TIMEOUT_S)
+        key = (where.service, where.region, limit_s)
         with self._lock:
             if key not in self._clients or self._clients[key][1] == stale:
-                self._clients[key] = self._make(where, renewed=key in self._clients)
+                self._clients[key] = self._make(where, limit_s, renewed=key in self._clients)
             return self._clients[key]
 
-    def _make(self, where: Where, *, renewed: bool) -> tuple[Any, Any]:
+    def _make(self, where: Where, limit_s: float, *, renewed: bool) -> tuple[Any, Any]:
         from botocore.config import Config
 
         if renewed or self._session is None:
             self._session = new_session(profile=self.credentials.profile, region=self.credentials.region)
-        limit_s = CALL_LIMIT_S.get()
         config = Config(
             connect_timeout=min(_CONNECT_TIMEOUT_S, limit_s),
-            read_timeout=min(_READ_TIMEOUT_S, limit_s),
+            read_timeout=limit_s,
             max_pool_connections=_POOL,
             retries={"mode": "standard", "total_max_attempts": 1},  # botocore would retry refusals for lack of capacity
         )
