@@ -459,7 +459,7 @@ def _ledger_words(pool_id: str) -> str:
     count = sum(entry.closed_at is None for entry in entries)
     cost = money(sum(entry.cost(now) for entry in entries))
     if count:
-        return f"{plural(count, 'machine')} may still run, {cost} so far: `skyward sweep` ends those of dead clients"
+        return f"{plural(count, 'machine')} may still run, {cost} so far: `skyward down {pool_id}` ends them"
     return f"by the ledger none of its machines is left, {cost} in all"
 
 

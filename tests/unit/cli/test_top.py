@@ -88,6 +88,7 @@ def test_of_a_dead_client_the_ledger_is_shown(tmp_path: Path) -> None:
     shown = top("sky-2")
     assert shown.exit_code == 1
     assert "sky-2: it is closed, or its client has ended; 1 machine may still run, $0.00 so far" in shown.output
+    assert "`skyward down sky-2` ends them" in shown.output
     assert "error" in json.loads(top("sky-2", "--json").output)["pools"][0]
 
 
