@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar, cast
 from skyward.api.misuse import options_by_name
 from skyward.base.loop import LoopThread
 from skyward.display.tables import html_table, text_table
-from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, QuotaError, SkywardError
+from skyward.errors import AuthenticationError, CapacityError, ConfigurationError, SkywardError
 from skyward.ledger.sweep import attributed
-from skyward.providers.base import Offer, Provider, matching_offers, offers_for_each
+from skyward.providers.base import ANSWERS, Offer, Provider, matching_offers, offers_for_each
 from skyward.providers.list_prices import closest_sold, listed_offers, most_sold
 from skyward.providers.registry import make_provider, provider_names, provider_type
 from skyward.providers.several import ProviderLike, Several, answer_within, copied, own_copy, parse_provider
@@ -361,7 +361,7 @@ async def _prices_of(
 ) -> _Prices | SkywardError:
     """Return the live offers, else public ones, else those of the list; or why there are none."""
     answer = await answer_within(limit_s, _current_prices(source, request, with_zones=with_zones))
-    if isinstance(answer, _Prices | CapacityError | ConfigurationError | QuotaError):
+    if isinstance(answer, (_Prices, *ANSWERS)):
         return answer
     requests = [one for wish in _wishes(request) for one in wish.alternatives]
     listed = list(dict.fromkeys(offer for one in requests for offer in listed_offers(source.vendor, one)))

@@ -32,6 +32,8 @@ PASSING: Final = (CapacityError, QuotaError, RateLimitError, UnreachableError)
 """Errors after which the same request may succeed later."""
 ELSEWHERE: Final = (*PASSING, AuthenticationError)
 """Errors of one provider that another may not have."""
+ANSWERS: Final = (CapacityError, ConfigurationError, QuotaError)
+"""Errors that say something about the request: the provider was asked, and has no such machine for it."""
 NOTHING_MADE: Final = "nothing seems to have been made. Try again later, or see the provider's status page"
 """End of the error of a launch whose create calls had no clear outcome."""
 
@@ -407,11 +409,10 @@ async def offers_for_each(
 
 
 def _not_asked(wishes: Sequence[PoolRequest], answers: Sequence[object]) -> str:
-    settled = (CapacityError, ConfigurationError, QuotaError)
     failed = {
         str(wish.accelerator): answer
         for wish, answer in zip(wishes, answers, strict=True)
-        if isinstance(answer, BaseException) and not isinstance(answer, settled)
+        if isinstance(answer, BaseException) and not isinstance(answer, ANSWERS)
     }
     return f"{' and '.join(failed)} could not be asked for: {next(iter(failed.values()))}" if failed else ""
 
