@@ -1,4 +1,4 @@
-"""Nodes that were bought on demand for want of spot machines: when spot machines take their places, and when not."""
+"""Nodes that were bought on demand because spot was sold out: when spot machines take their places, and when not."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_node_on_demand_stays_where_a_move_is_not_worth_it(stage: Stage,
     ("offers", "request_"),
     [
         pytest.param([replace(ON_DEMAND, price_per_hour=0.0), ON_SPOT], {}, id="a machine that costs nothing"),
-        pytest.param([ON_DEMAND, ON_SPOT], {"spot": "never"}, id="nobody asked for spot"),
+        pytest.param([ON_DEMAND, ON_SPOT], {"spot": "never"}, id="a pool without spot"),
         pytest.param([ON_DEMAND, ON_SPOT], {"nodes": (2, 3), "timeout": 60}, id="nodes that leave when they are idle"),
     ],
 )
@@ -187,16 +187,7 @@ async def test_a_node_that_is_lost_before_its_calls_end_gets_the_spot_machine(st
 def test_no_call_is_interrupted_by_a_move(tmp_path: Path, seconds: float) -> None:
     async def life() -> None:
         pool = SimulatedPool(
-            Ledger(tmp_path / "ledger.db"),
-            nodes=3,
-            workers=2,
-            away_s=60.0,
-            latency_s=0.001,
-            control_s=0.001,
-            on_order=lambda _: None,
-            on_begin=lambda ticket, worker: None,
-            offers=(ON_DEMAND, ON_SPOT),
-            spot="if-available",
+            Ledger(tmp_path / "ledger.db"), nodes=3, workers=2, offers=(ON_DEMAND, ON_SPOT), spot="if-available"
         )
         pool.provider.sold_out = {ON_SPOT}
         try:

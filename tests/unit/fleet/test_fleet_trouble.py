@@ -30,16 +30,7 @@ def live(tmp_path: Path) -> Callable[[Story], None]:
     """Open a pool of two nodes with a worker each, have something befall it, and end what is left."""
 
     async def life(story: Story) -> None:
-        pool = SimulatedPool(
-            Ledger(tmp_path / "ledger.db"),
-            nodes=2,
-            workers=1,
-            away_s=300,
-            latency_s=0.05,
-            control_s=0.001,
-            on_order=lambda order: None,
-            on_begin=lambda ticket, worker: None,
-        )
+        pool = SimulatedPool(Ledger(tmp_path / "ledger.db"), nodes=2, latency_s=0.05)
         try:
             await pool.open()
             await story(pool)

@@ -48,8 +48,6 @@ class Stage:
             nodes=nodes,
             workers=workers,
             away_s=1800.0,
-            latency_s=0.001,
-            control_s=0.001,
             on_order=self._note_order,
             on_begin=lambda ticket, worker: self.began.append((ticket, worker)),
             **{"offers": (SPOT, ON_DEMAND), "spot": "always"} | options,

@@ -314,7 +314,7 @@ async def test_what_a_spread_pool_has_bought_stays_while_the_missing_machine_is_
         assert (len(provider.instances), len(provider.alive)) == (6, 6)
         waited_s = stage.clock.elapsed()
         assert 300 <= waited_s < 600
-        assert min(node.ready_by for node in fleet.nodes) > waited_s  # nobody has looked for them meanwhile
+        assert min(node.ready_by for node in fleet.nodes) > waited_s  # no one has tried them meanwhile
 
 
 async def test_a_pool_takes_more_time_with_each_attempt_that_costs(tmp_path: Path) -> None:
