@@ -49,7 +49,7 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _SETTLED_S = 60.0
 _BOOT_S = 60.0
-"""What a boot is taken to need before the first one was measured, in seconds."""
+"""Assumed seconds of a boot before the first one was measured."""
 _BAR_S, _LONGEST_BAR_S = 12.0, 600.0
 _GRACE_S = 10.0
 """Seconds after its announced end at which a preempted machine is given up."""
@@ -423,7 +423,7 @@ class Fleet:
         kept = self._nodes_to_keep()
         self._members.clear()
         if self._keeping is None or not await self._keeping.leave(kept, spent=self._spent()):
-            kept = []  # nobody would find them
+            kept = []  # no one would find them
         try:
             await self._end_all_but(kept)
         finally:
@@ -457,7 +457,7 @@ class Fleet:
         return [member.node for member in members if member.node is not None]
 
     def _spent(self) -> Mapping[str, float]:
-        """Return what machines have cost that are gone, in USD by provider."""
+        """Return the cost of machines that are gone, in USD by provider."""
         cost = self.cost(self._clock.elapsed())
         return replace(cost, usages=tuple(usage for usage in cost.usages if usage.ended_at is not None)).by_provider
 
@@ -629,7 +629,7 @@ class Fleet:
         if not ranks:
             return {}
         others = self._others(ranks)
-        # An elastic pool asks again by itself, for fewer: it needs not have all of them. Without any node, calls fail.
+        # An elastic pool asks again by itself, for fewer; only its first node is waited for, without which calls fail.
         waits = self._request.elastic is None or not others
         nodes = await self._machines.launch(
             ranks, beside=others, waits=waits, is_wanted=order.is_wanted, between=order.between
@@ -930,7 +930,7 @@ class Fleet:
     async def _launch_spare(self, member: Member) -> Node | None:
         """Launch and prepare the next machine of a rank; return None if none could be launched.
 
-        It waits for no capacity: the launch does that once the present node is gone.
+        It does not wait for capacity: the replacement's launch does, once the present node is gone.
 
         On cancellation and failure its machine is ended in the background.
         """
@@ -951,7 +951,7 @@ class Fleet:
         return node
 
     async def _launch_on_spot(self, rank: int, offer: Offer) -> Node | None:
-        """Launch and prepare a spot machine in place of ``offer``; return None if there is none, or it is no use.
+        """Launch and prepare a spot machine in place of ``offer``; return None if none comes up.
 
         On cancellation and failure its machine is ended in the background.
         """

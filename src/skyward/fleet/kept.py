@@ -61,7 +61,7 @@ class FleetKeeping:
         await asyncio.to_thread(start_keeper, self._folder)
 
     def follow(self, nodes: Sequence[Node], *, spent: Mapping[str, float]) -> None:
-        """Write the record anew soon, with these nodes, and what others have cost that are gone."""
+        """Write the record again soon, with these nodes, and the cost of former ones."""
         self._write_soon(replace(self.record, nodes=_kept(nodes), spent=spent))
 
     def asked_for(self, request: PoolRequest, *, machines: Mapping[str, str], applied: Mapping[str, str]) -> None:

@@ -118,7 +118,7 @@ class Machines:
         grants: their access to the pool's volumes.
         unfit: those bought in vain.
         consent: the user's consent to what machines can cost.
-        past: what machines cost that were gone before this client took a kept fleet over.
+        past: the cost of machines that were gone before this client took a kept fleet over.
     """
 
     provider: Provider
@@ -209,9 +209,9 @@ class Machines:
     ) -> Sequence[Node]:
         """Launch one machine for each rank; the spot share and the budget include the fleet's machines ``beside`` them.
 
-        For none, raise what the launch of one would, as far as offers and limits are concerned. A pool that waits for
-        capacity keeps what it has bought, and launches the missing machines again and again until its time is over; not
-        ``instead_of`` a machine on demand, for which see :func:`~skyward.market.choose.choose`.
+        For no ranks, raise what the launch of one machine would, as far as offers and limits are concerned. A pool that
+        waits for capacity keeps what it has bought, and tries to launch the missing machines until its time is over;
+        not ``instead_of`` a machine on demand, for which see :func:`~skyward.market.choose.choose`.
 
         Raises the provider's errors. Machines created until then are among ``all``.
 
@@ -219,7 +219,7 @@ class Machines:
             ranks: the ranks.
             beside: machines of other ranks.
             instead_of: the offer of a machine to be replaced.
-            waits: False for a launch that waits for no capacity in any pool.
+            waits: False for a launch that never waits for capacity.
             is_wanted: False for a rank that needs no machine any more.
             between: set while none is being bought.
         """
@@ -304,9 +304,9 @@ class Machines:
         return launched
 
     async def _buy_one_by_one(self, batches: Sequence[Batch], ranks: Sequence[int]) -> list[Node]:
-        """Launch each machine for itself, wherever it can be had; raise an error once all are done.
+        """Launch each machine by itself, wherever one can be had.
 
-        That is one which no time cures, if there is any.
+        Once all are done, raise an error if there is one, first of those that waiting does not cure.
         """
         singles = [replace(batch, nodes=1) for batch in batches for _ in range(batch.nodes)]
         turns = asyncio.Semaphore(_AT_ONCE)
@@ -319,7 +319,7 @@ class Machines:
         try:
             work = map(buy, singles, ranks, coming)
             outcomes = await asyncio.gather(*work, return_exceptions=True)
-        finally:  # one that is cancelled while it waits for its turn leaves its own
+        finally:  # a purchase that is cancelled before its turn does not remove its own
             self._coming = [each for each in self._coming if not any(each is ours for ours in coming)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for error in sorted(errors, key=lambda error: isinstance(error, PASSING)):
@@ -378,7 +378,7 @@ class Machines:
         return self._budget.afford(batches, self._usages(), self.clock.elapsed(), provider=name), choice.note
 
     async def _offers(self) -> Sequence[Offer]:
-        """Return the offers; those providers of a list that do not answer are named."""
+        """Return the offers; publish which providers of a list have none, and why."""
         offers = await matching_offers(self.provider, self.request)
         if isinstance(self.provider, Several):
             self.notice(self.provider.silence)
@@ -390,7 +390,7 @@ class Machines:
             machine.preempted_at = self.clock.elapsed()
 
     def _interruptions(self) -> Interruptions:
-        """Return the lives of the spot machines so far."""
+        """Return what the pool has seen of spot markets so far."""
         now = self.clock.elapsed()
         return Interruptions(
             tuple(
@@ -521,7 +521,7 @@ class Machines:
         return other
 
     def count_past(self, spent: Mapping[str, float]) -> None:
-        """Count what a kept fleet's machines have cost that are gone: USD by provider."""
+        """Count the cost of a kept fleet's former machines: USD by provider."""
         now = self.clock.elapsed()
         self.past += [Usage.past(usd, now, provider=name) for name, usd in spent.items() if usd]
 

@@ -278,7 +278,7 @@ class Node:
         self.usage = replace(self.usage, ended_at=now)
 
     def allow_boot(self) -> None:
-        """Count the time in which its machine has to admit a login from now on: nobody has looked for it before."""
+        """Count the time in which its machine has to admit a login from now on: no one has tried it before."""
         self.ready_by = self._looks.clock.monotonic() + self.instance.offer.ready_within_s
 
     @property
@@ -478,7 +478,7 @@ class Node:
         )
 
     def take_over(self, kept: KeptNode) -> None:
-        """Be the kept node, which was reached by another client; nothing is sent to it yet."""
+        """Become the kept node that another client has set up; nothing is sent to it yet."""
         self._started, self._environment, self._ready = kept.started, kept.environment, kept.ready
         self.volumes, self.cap = kept.config.volumes, kept.config.cap
         self.secret_due_at = self._looks.clock.elapsed()  # the last one may expire at any time
@@ -538,7 +538,7 @@ class Node:
         await self.begin_again()
 
     async def begin_again(self, *, is_used: bool = False) -> None:
-        """Be a machine for another supervisor, as the last one has ended.
+        """Return to the state of a machine without a supervisor, since the last one has ended.
 
         With ``is_used``, another client may have started one there before it was killed; that one ends first.
         """

@@ -44,7 +44,7 @@ async def start_supervisor(
 
     async def start(left_s: float) -> Completed:
         nonlocal tried
-        if tried:  # the link dropped, or its client was killed: what came up of it has ports that nobody heard of
+        if tried:  # the link dropped, or its client was killed: what came up has ports that no client knows
             await transport.run(environment.command("-c", _END_ALL, config.instance_id), timeout_s=left_s)
         tried = True
         if on_this_machine and not environment.isolated:

@@ -65,7 +65,7 @@ class Usage:
 
     @classmethod
     def past(cls, usd: float, now: float, *, provider: str) -> Usage:
-        """Return the usage of a provider's machines that have cost so much, and are gone."""
+        """Return the usage of a provider's former machines, which have cost so much."""
         return cls(launched_at=now, ended_at=now, price_per_hour=0.01, minimum_charge=usd, provider=provider)
 
     def charged(self, price_per_hour: float | None) -> Usage:

@@ -1,4 +1,4 @@
-"""Price of an hour of work on spot markets, by the interruptions that a pool has seen there. Pure; decision 051."""
+"""What an hour of work costs on spot markets, given the interruptions that a pool has seen. Pure; decision 051."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from skyward.providers.base import Offer
 _LOST_H = 0.25
 """Hours of a machine that an interruption costs: the boot of the next one, and the calls that run again."""
 _EXPECTED_AN_HOUR = 0.05
-"""Interruptions of a machine in an hour that are expected of a market of which nothing is known."""
+"""Interruptions of a machine in an hour that an unknown market is expected to have."""
 _EXPECTED_FROM_H = 2.0
-"""Hours of a machine that this expectation is worth, beside those that were seen."""
+"""Weight of this expectation beside what was seen, in hours of a machine."""
 _HALF_LIFE_H = 8.0
-"""Hours in which what was seen counts half: markets change within a day."""
+"""Hours after which what was seen counts half: markets change within a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

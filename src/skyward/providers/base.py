@@ -91,19 +91,19 @@ class Offer:
 
     @property
     def site(self) -> tuple[str, str]:
-        """Where its machines can reach each other: label of the provider and region, which is no matter to islands."""
+        """Where its machines may reach each other: label of the provider, and region; islands have none."""
         return self.provider, "" if self.island else self.region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """Order of machines for one pool. A subclass keeps account of what becomes of it; by itself it has no books.
+    """Order of machines for one pool. A subclass records what becomes of it; this class records nothing.
 
     Attributes:
         pool_id: the pool's id; every machine is tagged with it.
         keys: one ledger key per machine; every machine is tagged with its own.
-        timeout_s: hard cap on a machine's life, valid for the dearest of the offers. Armed before first contact where
-            the provider supports that.
+        timeout_s: hard cap on a machine's life, valid for the most expensive of the offers. Armed before first
+            contact where the provider supports that.
         avoid: hosts (:attr:`Instance.host`) whose machines have failed: none is to be bought there.
         one_network: True if the machines must reach each other and those that the pool has already.
     """

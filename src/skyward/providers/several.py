@@ -1,4 +1,4 @@
-"""Several providers as one: all are asked, and a refusal of one leads to the next."""
+"""Several providers as one: all are asked for offers, and if one refuses an order, the next one gets it."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class Several(Provider):
 
     @property
     def silence(self) -> str:
-        """Which providers did not answer when offers were last asked for, and why; empty if all did."""
+        """Which providers had no offers when they were last asked, and why; empty for none."""
         if not self._silent:
             return ""
         reasons = "; ".join(f"{label}: {error}" for label, error in self._silent.items())
         return f"no offers from {len(self._silent)} of {len(self.labels)} providers: {reasons}"
 
     def wishes(self, request: PoolRequest) -> Sequence[PoolRequest]:
-        """Return the request, which each provider is asked in its own way."""
+        """Return the request: each provider makes its own wishes of it."""
         return (request,)
 
     async def offers(self, request: PoolRequest) -> Sequence[Offer]:
@@ -301,7 +301,7 @@ def _secrets(provider: Provider) -> Mapping[str, object]:
 
 
 def copied(provider: Provider) -> Provider:
-    """Return a provider with the same settings and connections of its own; one that is no dataclass is returned itself.
+    """Return a provider with the same settings and its own connections; one that is no dataclass is returned itself.
 
     Pools that are open may share a provider, and closing it would close their connections.
     """
