@@ -557,10 +557,10 @@ class Machines:
 
     async def _terminate(self, machines: Sequence[Node]) -> None:
         """Terminate machines of any of the providers, all at the same time."""
-        by_provider: defaultdict[int, list[Node]] = defaultdict(list)
+        by_label: defaultdict[str, list[Node]] = defaultdict(list)
         for machine in machines:
-            by_provider[self.provider.members.index(self.provider_of(machine.instance))].append(machine)
-        work = [self._terminate_at(self.provider.members[index], theirs) for index, theirs in by_provider.items()]
+            by_label[machine.instance.offer.provider].append(machine)
+        work = [self._terminate_at(self.provider_of(theirs[0].instance), theirs) for theirs in by_label.values()]
         errors = [each for each in await asyncio.gather(*work, return_exceptions=True) if each is not None]
         left = [each for error in errors if isinstance(error, TerminationError) for each in error.instance_ids]
         for error in errors:

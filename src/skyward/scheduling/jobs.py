@@ -368,12 +368,14 @@ class FleetJobs:
         self, folder: JobFolder, indices: Sequence[int], nodes: Mapping[str, NodeJobs], states: States
     ) -> None:
         absent, moves, load = list[int](), dict[int, tuple[str, int]](), dict[str, int]()
-        lost = self._lost(folder, indices, states)
-        absent_or_lost = [index for index in indices if index in lost or state_of(folder, index, states) is None]
+        known = {index: state_of(folder, index, states) for index in indices}
+        lost = self._lost(folder, known)
+        absent_or_lost = [index for index, state in known.items() if index in lost or state is None]
         await fetch_copies(folder, absent_or_lost)  # if it fails, these wait: they may be over
-        for index in folder.unfetched():
-            place, state = folder.record.places[index], state_of(folder, index, states)
-            is_lost = index in lost
+        for index, state in known.items():
+            if folder.outcome(index).exists():
+                continue
+            place, is_lost = folder.record.places[index], index in lost
             if nodes and (is_lost or not place):
                 load = load or dict(loads(self.folders(), nodes))
                 target = min(load, key=lambda instance_id: load[instance_id])
@@ -391,12 +393,11 @@ class FleetJobs:
         if absent := [index for index in (*absent, *moves) if not folder.outcome(index).exists()]:
             await hand_over(folder, nodes.values(), absent)
 
-    def _lost(self, folder: JobFolder, indices: Iterable[int], states: States) -> list[int]:
+    def _lost(self, folder: JobFolder, known: Mapping[int, JobCallState | None]) -> frozenset[int]:
         """Return the calls whose node has left the fleet."""
         present = set(self._present())
-        known = {index: state_of(folder, index, states) for index in indices}
         unknown = [index for index, state in known.items() if state is not None and state.state == UNKNOWN]
-        return [index for index in unknown if present and folder.record.places[index] not in present]
+        return frozenset(index for index in unknown if present and folder.record.places[index] not in present)
 
     async def _used_up(self, folder: JobFolder, index: int) -> int | None:
         """Return how many runs of a call are used up, as its node is lost; None if it may not run again, and ends."""
