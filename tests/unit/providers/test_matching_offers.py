@@ -68,6 +68,14 @@ async def test_one_that_refuses_them_all_gives_every_reason() -> None:
     ]
 
 
+async def test_a_request_that_may_be_served_later_is_no_mistake() -> None:
+    errors: dict[str, float | SkywardError] = {"L40S": AuthenticationError("no key")}
+    with pytest.raises(AuthenticationError):
+        await matching_offers(Seller(errors), ANY)
+    with pytest.raises(CapacityError):
+        await matching_offers(Seller({**errors, "A100-40GB": CapacityError("sold out")}), ANY)
+
+
 async def test_those_that_could_not_be_asked_for_are_named_since_they_may_be_cheaper() -> None:
     throttled = Seller(
         {"H100-80GB": 3.0, "L40S": RateLimitError("too many calls"), "A100-40GB": CapacityError("sold out")}
