@@ -205,6 +205,24 @@ def aws_server() -> Iterator[str]:
     server.stop()
 
 
+@pytest.fixture
+def user_s3(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The user's client of that S3, with the user's keys in this process's environment."""
+    import boto3
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": aws_server,
+        "AWS_ACCESS_KEY_ID": "AKIAUSERSOWN",
+        "AWS_SECRET_ACCESS_KEY": "the-users-own-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    client: Any = boto3.client("s3")  # pyright: ignore[reportUnknownMemberType]
+    yield client
+    client.close()
+
+
 def _replace_link(link: Path, target: str) -> None:
     """At once, for other sessions that use it."""
     new = link.with_name(f"{link.name}.{os.getpid()}")

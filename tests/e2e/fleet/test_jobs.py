@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import pty
@@ -20,12 +19,10 @@ import pytest
 import skyward as sky
 from skyward.ledger.fleet_record import FleetFolder
 from skyward.ledger.job_folders import find_job
-from skyward.ledger.keeper import end_fleet
-from skyward.ledger.ledger import Ledger
 from support.eventually import eventually
+from support.kept import end_kept_fleet
 
 NAME = "llm"
-KEEPER_S = 30.0
 
 SPAWNER = """
 import os, signal, sys
@@ -104,10 +101,7 @@ def kept_pool(**options: Any) -> sky.ComputePool:
 def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield
-    asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
-    for attempt in eventually(KEEPER_S):
-        with attempt:
-            assert not FleetFolder(NAME).has_keeper()
+    end_kept_fleet(NAME)
 
 
 def skyward(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

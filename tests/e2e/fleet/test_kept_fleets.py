@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -21,9 +20,10 @@ from skyward.events import SkywardEvent
 from skyward.fleet.node import Node
 from skyward.fleet.node_setup import NodeSetup
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord
-from skyward.ledger.keeper import Keeper, end_fleet
+from skyward.ledger.keeper import Keeper
 from skyward.ledger.ledger import Ledger
 from support.eventually import eventually
+from support.kept import KEEPER_S, end_kept_fleet, keeper_process
 
 NAME = "llm"
 BOUGHT_OR_SET_UP = (
@@ -32,8 +32,6 @@ BOUGHT_OR_SET_UP = (
     sky.events.BootstrapProgress,
     sky.events.BootstrapCompleted,
 )
-KEEPER_S = 30.0
-"""Longest time that a keeper takes to see that its fleet has ended, on a busy machine."""
 
 CLIENT = """
 import os, sys
@@ -105,21 +103,8 @@ def machines() -> list[str]:
 def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # tests beside this one have machines, too
     yield
-    asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
-    for attempt in eventually(KEEPER_S):
-        with attempt:
-            assert not FleetFolder(NAME).has_keeper()
+    end_kept_fleet(NAME)
     assert Ledger.of_user().open_entries() == ()
-
-
-def keeper() -> psutil.Process:
-    (found,) = [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [])[-2:] == ["skyward.ledger.keeper", NAME]
-        and process.environ().get("XDG_STATE_HOME") == os.environ["XDG_STATE_HOME"]
-    ]
-    return found
 
 
 def client() -> subprocess.Popen[str]:
@@ -284,7 +269,7 @@ def test_clock_that_is_set_ends_nothing_too_early_and_nothing_too_late(tmp_path:
     with kept_pool(nodes=1) as pool:
         job = pool.spawn(look(), name="run-7")
     before = machines()
-    keeper().kill()
+    keeper_process(NAME).kill()
     listed = an_hour_later("-m", "skyward", "ls")  # which starts another keeper, with the clock as it is now
     pid, _ = job.result(timeout=60)
     taken = an_hour_later("-c", ATTACHED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -19,12 +18,11 @@ import pytest
 
 import skyward as sky
 from skyward.ledger.fleet_record import FleetFolder
-from skyward.ledger.keeper import end_fleet
 from skyward.ledger.ledger import Ledger
 from support.eventually import eventually
+from support.kept import KEEPER_S, end_kept_fleet
 
 NAME = "llm"
-KEEPER_S = 30.0
 CALLS = 4
 
 CLIENT = """
@@ -118,10 +116,9 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield
     instances = {entry.instance_id for entry in Ledger.of_user().entries()}
-    asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
+    end_kept_fleet(NAME)
     for attempt in eventually(KEEPER_S):
         with attempt:
-            assert not FleetFolder(NAME).has_keeper()
             assert instances.isdisjoint(map(instance_of, psutil.process_iter()))
     assert Ledger.of_user().open_entries() == ()
     assert FleetFolder(NAME).read() is None

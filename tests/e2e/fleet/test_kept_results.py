@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -12,20 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psutil
 import pytest
 
 import skyward as sky
 from skyward.ledger.fleet_record import FleetFolder
 from skyward.ledger.job_folders import find_job
-from skyward.ledger.keeper import end_fleet
-from skyward.ledger.ledger import Ledger
 from support.eventually import eventually
+from support.kept import end_kept_fleet, keeper_process
 
 NAME = "llm"
 BUCKET = "skyward-results"
-KEEPER_S = 30.0
 
 SPAWNER = """
 import os, signal, sys, threading
@@ -51,40 +47,17 @@ with sky.ComputePool(provider=sky.Local(), nodes=2, name="llm", keep="10m", **op
 """
 
 
-@pytest.fixture
-def s3(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, value in {
-        "AWS_ENDPOINT_URL": aws_server,
-        "AWS_ACCESS_KEY_ID": "AKIAUSERSOWN",
-        "AWS_SECRET_ACCESS_KEY": "the-users-own-secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket=BUCKET)
-    return client
-
-
 @pytest.fixture(autouse=True)
 def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield
-    asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
-    for attempt in eventually(KEEPER_S):
-        with attempt:
-            assert not FleetFolder(NAME).has_keeper()
+    end_kept_fleet(NAME)
 
 
 @contextmanager
 def no_keeper() -> Generator[None]:
     """Stop the fleet's keeper, as on a laptop that sleeps."""
-    (keeper,) = [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [])[-2:] == ["skyward.ledger.keeper", NAME]
-        and process.environ().get("XDG_STATE_HOME") == os.environ["XDG_STATE_HOME"]
-    ]
+    keeper = keeper_process(NAME)
     keeper.suspend()
     try:
         yield
@@ -106,14 +79,15 @@ def lose_first_machine() -> str:
 
 
 @pytest.mark.timeout(300)
-def test_results_of_a_lost_node_are_in_the_bucket_and_its_calls_do_not_run_again(s3: Any, tmp_path: Path) -> None:
+def test_results_of_a_lost_node_are_in_the_bucket_and_its_calls_do_not_run_again(user_s3: Any, tmp_path: Path) -> None:
+    user_s3.create_bucket(Bucket=BUCKET)
     killed = subprocess.run([sys.executable, "-c", SPAWNER, str(tmp_path)], check=False, timeout=120)
     assert killed.returncode == -9
     with no_keeper():
         (tmp_path / "gate").touch()
         for attempt in eventually(60.0):
             with attempt:
-                stored = s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/results/").get("Contents", ())
+                stored = user_s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/results/").get("Contents", ())
                 assert len(stored) == 4
         assert [find_job(f"from-{first}").unfetched() for first in (0, 2)] == [[0, 1], [0, 1]]
 

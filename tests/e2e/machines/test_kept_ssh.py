@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,11 +17,9 @@ import pytest
 
 import skyward as sky
 from skyward.ledger.fleet_record import FleetFolder, FleetRecord
-from skyward.ledger.keeper import end_fleet
-from skyward.ledger.ledger import Ledger
 from skyward.testing.hosts import require_sshd, write_known_hosts
 from support.chaos import ChaosProxy
-from support.eventually import eventually
+from support.kept import end_kept_fleet
 from support.ssh_hosts import cached_host
 
 require_sshd()
@@ -79,10 +76,7 @@ def hosts(tmp_path: Path, ssh_cache: Path) -> Iterator[tuple[dict[str, object], 
             "known_hosts": str(known_hosts),
         }
         yield settings, proxies
-        asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
-        for attempt in eventually(30):
-            with attempt:
-                assert not FleetFolder(NAME).has_keeper()
+        end_kept_fleet(NAME)
 
 
 def record() -> FleetRecord:
@@ -91,24 +85,38 @@ def record() -> FleetRecord:
     return found
 
 
+@contextmanager
+def client(settings: dict[str, object], notes: Path) -> Generator[subprocess.Popen[str]]:
+    """Run a client, whose job is under way."""
+    order = json.dumps([settings, str(notes)])
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT, order], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "under way\n"
+        yield process
+
+
+@contextmanager
+def cut_links(proxies: list[ChaosProxy]) -> Generator[None]:
+    """Cut the links before the block; heal them once the client's lease has run out after it."""
+    for proxy in proxies:
+        proxy.cut()
+    yield
+    time.sleep(LEASE_S + 2)
+    for proxy in proxies:
+        proxy.heal()
+
+
 def test_nodes_and_their_jobs_outlive_a_client_that_dies_behind_a_cut_link_and_no_call_runs_twice(
     hosts: tuple[dict[str, object], list[ChaosProxy]], tmp_path: Path
 ) -> None:
     settings, proxies = hosts
     notes = tmp_path / "notes"
-    order = json.dumps([settings, str(notes)])
-    with subprocess.Popen(
-        [sys.executable, "-c", CLIENT, order], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == "under way\n"
+    with client(settings, notes) as process:
         before = record()
-        for proxy in proxies:
-            proxy.cut()
-        client.kill()
-    time.sleep(LEASE_S + 2)
-    for proxy in proxies:
-        proxy.heal()
+        with cut_links(proxies):
+            process.kill()
     with sky.attach(NAME, display="quiet") as pool:
         values = sky.job("notes", pool=NAME).result(timeout=60)
         assert where() @ pool == (0, 1)
@@ -117,7 +125,7 @@ def test_nodes_and_their_jobs_outlive_a_client_that_dies_behind_a_cut_link_and_n
     assert [node.ready.pid for node in after.nodes] == [node.ready.pid for node in before.nodes]
     assert values == tuple(range(200))
     assert Counter(map(int, notes.read_text().split())) == Counter(range(-1, 200))
-    asyncio.run(end_fleet(FleetFolder(NAME), Ledger.of_user()))
+    end_kept_fleet(NAME)
     assert not [node for node in after.nodes if psutil.pid_exists(node.ready.pid)]
 
 
@@ -126,24 +134,15 @@ def test_client_whose_machine_sleeps_for_longer_than_its_lease_goes_on_with_the_
 ) -> None:
     settings, proxies = hosts
     notes = tmp_path / "notes"
-    order = json.dumps([settings, str(notes)])
-    with subprocess.Popen(
-        [sys.executable, "-c", CLIENT, order], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == "under way\n"
+    with client(settings, notes) as process:
         before = record()
-        client.send_signal(signal.SIGSTOP)
-        for proxy in proxies:
-            proxy.cut()
-        time.sleep(LEASE_S + 2)
-        for proxy in proxies:
-            proxy.heal()
-        client.send_signal(signal.SIGCONT)
-        told, _ = client.communicate("\n", timeout=60)
+        with cut_links(proxies):
+            process.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGCONT)
+        told, _ = process.communicate("\n", timeout=60)
     after = record()
 
-    assert client.returncode == 0
+    assert process.returncode == 0
     assert json.loads(told) == [*range(200)]
     assert [node.ready.pid for node in after.nodes] == [node.ready.pid for node in before.nodes]
     assert Counter(map(int, notes.read_text().split())) == Counter(range(-1, 200))

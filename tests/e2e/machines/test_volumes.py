@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 import skyward as sky
@@ -22,22 +21,12 @@ BUCKET = "skyward-test"
 
 
 @pytest.fixture
-def s3(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in {
-        "AWS_ENDPOINT_URL": aws_server,
-        "AWS_ACCESS_KEY_ID": "AKIAUSERSOWN",
-        "AWS_SECRET_ACCESS_KEY": "the-users-own-secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket=BUCKET)
-    yield client
-    for each in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
-        client.delete_object(Bucket=BUCKET, Key=each["Key"])
-    client.delete_bucket(Bucket=BUCKET)
-    client.close()
+def s3(user_s3: Any) -> Iterator[Any]:
+    user_s3.create_bucket(Bucket=BUCKET)
+    yield user_s3
+    for each in user_s3.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
+        user_s3.delete_object(Bucket=BUCKET, Key=each["Key"])
+    user_s3.delete_bucket(Bucket=BUCKET)
 
 
 def keys(s3: Any) -> set[str]:

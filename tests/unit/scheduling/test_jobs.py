@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from skyward.errors import WorkerLostError
@@ -214,13 +213,7 @@ async def test_calls_of_a_lost_node_are_spread_over_the_others(nodes: list[Store
     assert said == ["3 calls of job run-7 run again from its beginning, as the node was lost"]
 
 
-async def test_a_call_whose_outcome_has_a_copy_does_not_run_again(
-    nodes: list[StoreNode], tmp_path: Path, aws_server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = {"URL": aws_server, "ID": "AKIAUSERSOWN", "KEY": "secret", "REGION": "us-east-1"}
-    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
-    for name, value in zip(names, keys.values(), strict=True):
-        monkeypatch.setenv(name, value)
+async def test_a_call_whose_outcome_has_a_copy_does_not_run_again(nodes: list[StoreNode], user_s3: Any) -> None:
     folder, looked_after = job("run-7", "i-0", "i-0", "i-0"), fleet(nodes)
     await looked_after.look()
     folder.write(replace(folder.record, results="s3://kept/out/"))
@@ -231,12 +224,11 @@ async def test_a_call_whose_outcome_has_a_copy_does_not_run_again(
     del nodes[0]
 
     await looked_after.look()
-    assert nodes[0].states_of() == {}, "the bucket cannot be read: nobody knows which calls are over"
+    assert nodes[0].states_of() == {}, "the bucket cannot be read: which calls are over is unknown"
 
-    s3 = boto3.client("s3")
-    s3.create_bucket(Bucket="kept")
+    user_s3.create_bucket(Bucket="kept")
     for key, body in {"2/end-10": outcome, "2/end-9": earlier, "1/.skyward-part-x": b"", "1/end-": b""}.items():
-        s3.put_object(Bucket="kept", Key=f"out/sky-1/run-7/{key}", Body=body)
+        user_s3.put_object(Bucket="kept", Key=f"out/sky-1/run-7/{key}", Body=body)
     await looked_after.look()
 
     assert nodes[0].states_of() == {0: "waiting", 1: "waiting"}
