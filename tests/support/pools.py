@@ -147,9 +147,9 @@ class SimulatedPool:
         on_begin: hears of every call that a worker is about to begin.
         offers: what the provider has; machines of unknown price where nothing is said.
         spot: as ``ComputePool`` takes it.
-        max_cost: likewise; whoever watches it is not part of this.
-        wait_for_capacity: likewise.
-        max_price_per_hour: likewise.
+        max_cost: as ``ComputePool`` takes it; nothing here enforces it.
+        wait_for_capacity: as ``ComputePool`` takes it.
+        max_price_per_hour: as ``ComputePool`` takes it.
     """
 
     _ids = itertools.count()

@@ -49,6 +49,8 @@ _JOBS: Final = "jobs"
 _KEPT_FILES: Final = (_LOCK, KEEPER_LOCK, _JOBS)
 _REQUESTS: Final = "requests"
 _PROVIDER: Final = "provider."
+_UNIQUE: Final = 6
+"""Letters of a pool's id after the digest of its fleet's name."""
 _POLL_S: Final = 0.05
 _PATIENCE_S: Final = 1.0
 """Seconds for which a holder is waited for: another process may only have looked whether there is one."""
@@ -123,10 +125,10 @@ class FleetRecord:
         project: folder of the program that opened it.
         tls: its certificates, with the key.
         left: time at which its last client left; None while it has one, or if it was killed.
-        restarting: whether a client has begun to restart its nodes' supervisors, and has not noted the end: a machine
-            may have none now, or one whose ports are not here.
-        spent: USD by provider that machines cost which are gone. Others that are no nodes are in the ledger, and the
-            keeper adds them once it has ended them.
+        restarting: True from before a client restarts its nodes' supervisors until it has recorded the last one: a
+            machine may have no supervisor now, or one whose ports are not recorded.
+        spent: cost of machines that are gone, in USD by provider. Those that are no nodes are in the ledger until the
+            keeper has ended them.
         python: Python's version.
         skyward: Skyward's version.
         nodes: its nodes.
@@ -222,15 +224,16 @@ def _versions(skyward: str = "", python: str = "") -> str:
 
 def parts_for_machines(request: PoolRequest, provider: Provider) -> dict[str, str]:
     """Return the parameters that decide which machines a pool has, and how long they may live, as text."""
-    members = sorted(labelled_members(provider))  # only prices, or prefer=, say which of a list comes first
+    members = sorted(labelled_members(provider))  # the order of a list matters to prices and prefer= only
     labels = ", ".join(label for label, _ in members)
+    several = len(members) > 1
     of_providers = {
-        f"{_PROVIDER}{f'{label}.' if members[1:] else ''}{name}": repr(value)
+        f"{_PROVIDER}{label}.{name}" if several else f"{_PROVIDER}{name}": repr(value)
         for label, member in members
         for name, value in provider_settings(member).items()
     }
     return {
-        "provider": f"[{labels}]" if members[1:] else labels,
+        "provider": f"[{labels}]" if several else labels,
         **of_providers,
         "machine": repr(request.machine),
         "accelerator": " or ".join(map(_accelerator_words, request.accelerators)) or "None",
@@ -273,7 +276,7 @@ def _digest(value: object) -> str:
 def differences(kept: Mapping[str, str], asked: Mapping[str, str]) -> list[str]:
     """Return how the parts of a request differ from those of a kept fleet, in words."""
     names = sorted({*kept, *asked})
-    if kept.get("provider") != asked.get("provider"):  # then all settings differ
+    if kept.get("provider") != asked.get("provider"):  # all settings differ then
         names = [name for name in names if not name.startswith(_PROVIDER)]
     return [
         f"{name}: {kept.get(name, 'none')} there, {asked.get(name, 'none')} here"
@@ -302,23 +305,23 @@ def changes_to(record: FleetRecord | None, request: PoolRequest, provider: Provi
 
 
 def new_pool_id(fleet: str = "") -> str:
-    """Return the id of a new pool; those of a kept fleet can be told by its name, on every machine of the user."""
-    return f"{_prefix_of(fleet)}{uuid.uuid4().hex[:6]}" if fleet else f"sky-{uuid.uuid4().hex[:10]}"
+    """Return the id of a new pool; that of a kept fleet begins with a digest of its name, to be found from anywhere."""
+    return f"{_prefix_of(fleet)}{uuid.uuid4().hex[:_UNIQUE]}" if fleet else f"sky-{uuid.uuid4().hex[:10]}"
 
 
 def belongs_to(fleet: str, pool_id: str) -> bool:
-    """Return True if a pool has, or had, the kept fleet of this name."""
+    """Return True if a pool is, or was, that of the kept fleet of this name."""
     prefix = _prefix_of(fleet)
-    return pool_id.startswith(prefix) and len(pool_id) == len(prefix) + 6
+    return pool_id.startswith(prefix) and len(pool_id) == len(prefix) + _UNIQUE
 
 
 def _prefix_of(fleet: str) -> str:
-    # A digest, as a name may have letters that a provider's tags may not.
+    # A digest, as a provider's tags do not allow every letter of a name.
     return f"sky-{hashlib.sha256(fleet.encode()).hexdigest()[:10]}"
 
 
 def refuse_second(fleet: str, ledger: Ledger) -> None:
-    """Raise :class:`PoolStateError` if machines of a kept fleet live whose folder was deleted: they cost money."""
+    """Raise :class:`PoolStateError` if machines of a kept fleet cost money whose folder was deleted."""
     pools = {entry.purchase.pool_id for entry in ledger.open_entries() if _is_kept(entry)}
     if lost := sorted(pool_id for pool_id in pools if belongs_to(fleet, pool_id)):
         raise PoolStateError(
@@ -493,7 +496,7 @@ class FleetFolder:
         return True
 
     def _is_present(self, lock: FileIO) -> bool:
-        """Return False if the last holder has deleted the file of a lock that was waited for."""
+        """Return False if the last holder deleted the lock's file after it was opened here."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(lock.fileno()), (self.path / _LOCK).stat())
         return False
@@ -501,17 +504,15 @@ class FleetFolder:
     def release(self) -> None:
         """Leave the fleet to others; delete a folder without a fleet and without jobs. Idempotent."""
         if self._lock is not None:
-            with suppress(OSError):  # such as that of Windows, which deletes no open file
+            with suppress(OSError):  # it has jobs, or this is Windows, which deletes no open file
                 if not (self.written_at() or self.has_keeper()):
                     self._delete_if_empty()
             self._lock.close()
             self._lock = None
 
     def _delete_if_empty(self) -> None:
-        with suppress(OSError):  # it has jobs
+        with suppress(FileNotFoundError):
             self.jobs.rmdir()
-        if self.jobs.exists():
-            return
         self.forget()
         for name in (KEEPER_LOCK, _LOCK):
             (self.path / name).unlink(missing_ok=True)
@@ -523,8 +524,9 @@ class FleetFolder:
 
     def client(self) -> str:
         """Return which process, other than a keeper, uses the fleet, in words; empty if none does."""
-        holder = self._holder() if self.is_held() else {"keeper": True}
-        return "" if holder.get("keeper") else self._held_words(holder)
+        if not self.is_held() or (holder := self._holder()).get("keeper"):
+            return ""
+        return self._held_words(holder)
 
     def has_keeper(self) -> bool:
         """Return True while a process of its own looks after the fleet."""

@@ -37,7 +37,7 @@ _logger = logging.getLogger("skyward")
 _LOG: Final = "keeper.log"
 # Not in the folder of the program, whose files could take the place of modules.
 _PROGRAM: Final = (sys.executable, "-P", "-m", "skyward.ledger.keeper")
-# A child of nobody: the client does not wait for its end.
+# Forked, and adopted by init: the client does not wait for its end.
 _DETACHED: Final = "import os, sys; os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
 _TICK_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 60.0
@@ -178,12 +178,12 @@ class Keeper:
         self._ledger.keep_pool(record.pool_id, Moment.after(record.keep_s + MARGIN_S), keys=record.keys)
 
     async def _end_strays(self, record: FleetRecord) -> None:
-        """End machines of a killed client that are no nodes, bought or given up by it, and add their cost."""
+        """End machines that a killed client bought or gave up and that are no nodes, and add their cost."""
         open_entries = self._ledger.open_entries(pool_id=record.pool_id)
         report = await Sweep(self._ledger).end_dead(open_entries)
         for left in report.left:
             _say(f"{left.entry.instance_id or left.entry.key} may be left: {left.reason}")
-        # An entry without an id is of a machine only if one with its tag was found.
+        # An entry without an id stands for a machine only if one with its tag was found.
         existed = {entry.key for entry in open_entries if entry.instance_id} | {
             swept.entry.key for swept in report.ended
         }
@@ -269,7 +269,7 @@ def _say(text: str) -> None:
 async def look_after(folder: FleetFolder, ledger: Ledger, *, clock: Clock = SYSTEM_CLOCK) -> None:
     """Look after the fleets in a folder, one after the other, until there is none; hold the folder then.
 
-    A client that opens the next one holds the folder, and starts no keeper where it sees this one.
+    A client that opens the next fleet holds the folder, and starts no keeper while this one runs.
     """
     while True:
         await Keeper(folder, ledger, clock=clock).run()
@@ -288,7 +288,7 @@ def main(name: str) -> None:
         if not try_lock(lock.fileno()):
             return
         asyncio.run(look_after(folder, Ledger.of_user()))
-    folder.release()  # deletes what is empty
+    folder.release()  # deletes the folder if it is empty
 
 
 if __name__ == "__main__":

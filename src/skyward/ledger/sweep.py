@@ -125,7 +125,7 @@ class Sweep:
     async def end_tagged(
         self, is_meant: Callable[[str], bool], places: Sequence[tuple[str, Mapping[str, Any]]]
     ) -> SweepReport:
-        """End tagged machines of pools that the ledger of another computer has.
+        """End tagged machines of pools that are in another computer's ledger.
 
         Args:
             is_meant: returns True for the id of such a pool.
@@ -553,8 +553,8 @@ class OpeningSweep:
         ledger: the record of the machines.
         publish: receives notices of what was ended; must not block.
         pool_id: the opening pool's id: what an earlier client of a kept fleet had bought in vain ends in any case.
-        fleet: name of a kept fleet that is opened for the first time: other machines of that name are told of.
-        ends_dead: False if the sweep of another provider of that name ends the machines of dead owners.
+        fleet: name of a kept fleet that is opened for the first time: notices name other machines of a fleet so named.
+        ends_dead: False if the sweep of another provider of the same name ends the machines of dead owners.
     """
 
     provider: Provider
@@ -578,9 +578,9 @@ class OpeningSweep:
             await asyncio.gather(self._running, return_exceptions=True)
 
     async def _run(self) -> None:
-        name = self.provider.name
         if not self.ends_dead:
             return
+        name = self.provider.name
         try:
             entrusted = self.provider.supports("secret")
             entries = await asyncio.to_thread(self.ledger.billed_entries, name, entrusted=entrusted)
@@ -598,7 +598,7 @@ class OpeningSweep:
             self.publish(Notice(note))
 
     async def _look_for_namesakes(self) -> None:
-        """Tell of machines of a fleet of the same name that this ledger does not have: they cost money, too."""
+        """Publish notices of machines of a fleet of the same name that are not in this ledger: they cost money, too."""
         name = self.provider.name
         if not (self.fleet and self.provider.supports("tagged")):
             return
@@ -614,8 +614,8 @@ class OpeningSweep:
                 pools.setdefault(pool_id, []).append(machine.id)
         for pool_id, machines in pools.items():
             text = (
-                f"{name} has machines of another fleet {self.fleet!r}: {', '.join(machines)}. They are another "
-                "computer's, or the state folder that had their keys is lost; "
+                f"{name} has machines of another fleet {self.fleet!r}: {', '.join(machines)}. They belong "
+                "to another computer, or the state folder that had their keys is lost; "
                 f"`skyward down {pool_id} --provider {name}` ends them"
             )
             self.publish(Notice(text))
@@ -624,7 +624,7 @@ class OpeningSweep:
 def opening_sweeps(
     providers: Iterable[Provider], ledger: Ledger, *, publish: Callable[[SkywardEvent], None], pool_id: str, fleet: str
 ) -> Sequence[OpeningSweep]:
-    """Return the sweeps of a pool's providers; the ledger's entries of one name are swept once."""
+    """Return the sweeps of a pool's providers; entries of providers of the same name are swept once."""
     names: set[str] = set()
     sweeps: list[OpeningSweep] = []
     for provider in providers:

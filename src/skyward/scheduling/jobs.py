@@ -139,7 +139,7 @@ async def fetch_over(folder: JobFolder, nodes: Iterable[NodeJobs], states: State
 
 
 async def fetch_copies(folder: JobFolder, indices: Sequence[int]) -> None:
-    """Copy outcomes of calls whose node cannot be asked from the pool's ``results``, those that are there. Idempotent.
+    """Copy outcomes of calls whose node cannot be asked from the bucket of ``results``, if they are there. Idempotent.
 
     Raises:
         SkywardError: the bucket cannot be read.
@@ -182,7 +182,7 @@ def _forget_call(folder: JobFolder, index: int) -> None:
 
 
 def cancel_unplaced(folder: JobFolder, indices: Iterable[int]) -> None:
-    """Cancel calls that no node has: their outcome says so, and none gets them."""
+    """Cancel calls that have no node yet: their outcome says so, and no node gets them."""
     message = f"job {folder.record.job} was cancelled"
     outcome = JobOutcome(end=JobEnd.CANCELLED, node=-1, worker=0, attempt=0, message=message)
     for index in indices:

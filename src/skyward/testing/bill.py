@@ -1,4 +1,4 @@
-"""A vendor's bill: what the machines of an emulated account cost, by the account's own clock."""
+"""A vendor's bill: what the machines of an emulated account cost, by the service's clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Billed:
 
 
 class Bill:
-    """The vendor's bill, by the second and by the service's own clock. Methods take a ``machine`` by its id.
+    """The vendor's bill, by the second and by the service's clock. Methods take a ``machine`` by its id.
 
     Attributes:
         clock: returns its time in seconds.
@@ -51,9 +51,10 @@ class Bill:
         self.peak = max(self.peak, len(self.open))
 
     def end(self, machine: str) -> None:
-        """Bill a machine up to now; again, it does nothing."""
+        """Bill a machine up to now. Idempotent."""
         entry = self._billed[machine]
-        entry.until = entry.until or self.clock()
+        if entry.until is None:
+            entry.until = self.clock()
 
     def charge(self, usd: float) -> None:
         """Bill ``usd`` for something other than time, such as traffic."""
@@ -65,14 +66,15 @@ class Bill:
         return [machine for machine, entry in self._billed.items() if entry.until is None]
 
     def seconds(self) -> Mapping[str, int]:
-        """Return the billed seconds of each machine, begun ones included."""
+        """Return the billed seconds of each machine, rounded up."""
+        now = self.clock()
         return {
-            machine: math.ceil(max((entry.until or self.clock()) - entry.since, entry.tariff.minimum_s))
+            machine: math.ceil(max((now if entry.until is None else entry.until) - entry.since, entry.tariff.minimum_s))
             for machine, entry in self._billed.items()
         }
 
     def usd(self) -> float:
-        """Return the sum of everything so far."""
+        """Return the sum so far."""
         seconds = self.seconds()
         of_time = (
             max(entry.tariff.usd_per_hour * seconds[machine] / 3600, entry.tariff.minimum_usd)

@@ -70,7 +70,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(Ledger(tmp_path / "ledger.db", now=lambda: STARTED))
 
 
-def test_machines_of_a_fleet_of_the_same_name_that_only_their_tags_tell_of_are_named_and_live_on(stage: Stage) -> None:
+def test_unrecorded_machines_of_a_fleet_of_the_same_name_are_named_in_a_notice_and_live_on(stage: Stage) -> None:
     lost, own, other = new_pool_id("llm"), new_pool_id("llm"), new_pool_id("other")
 
     async def scenario() -> None:

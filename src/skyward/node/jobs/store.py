@@ -361,7 +361,7 @@ class JobStore:
             return False
         if not final and claim.attempt <= self.facts(claim)["retries"]:
             return self._end(claim, [_AGAIN])
-        self._end(claim, outcome_parts(loss), copied=final)  # what is lost with its machine may run again elsewhere
+        self._end(claim, outcome_parts(loss), copied=final)  # a lost call may run again on another machine
         return False
 
     # --- the folders ------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class JobStore:
         part = _write_part(folder, content, on_disk=True)
         try:
             if copied and self._results is not None:
-                # First: what is over has its copy. A run that was given up meanwhile may leave one, which is as good.
+                # First, so that a call that is over has its copy. That of a run given up meanwhile is as good.
                 _copy(part, self._results / claim.job / str(claim.index) / f"end-{claim.attempt}")
             return _link(part, folder / f"end-{claim.attempt}")
         finally:
@@ -474,7 +474,7 @@ def _claim(call: CallFolder, worker: int, incarnation: str) -> Claim | None:
 
 
 def _write_part(folder: Path, content: Iterable[Content], *, on_disk: bool = False) -> Path:
-    """Write a file of another name, which only a whole one gives up for its own; ``on_disk`` when this returns."""
+    """Write a file of another name, which only a whole one gives up for its own; with ``on_disk``, sync it."""
     part = folder / f"{_PART}{uuid.uuid4().hex}"
     try:
         with open(part, "xb", opener=partial(os.open, mode=0o600)) as file:
@@ -498,7 +498,7 @@ def _link(part: Path, path: Path) -> bool:
 
 
 def _copy(part: Path, path: Path) -> None:
-    """Copy an outcome into a volume, whole or not at all; log a failure, as the outcome itself stays on the node."""
+    """Copy an outcome into a volume, whole or not at all; log a failure, as the node still has the outcome."""
     copy = path.with_name(f"{PART}{uuid.uuid4().hex}")  # such names are not written back
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
