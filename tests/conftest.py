@@ -218,7 +218,7 @@ def user_s3(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }.items():
         monkeypatch.setenv(name, value)
-    client: Any = boto3.client("s3")  # pyright: ignore[reportUnknownMemberType]
+    client = boto3.client("s3")
     yield client
     client.close()
 

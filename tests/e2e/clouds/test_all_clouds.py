@@ -1,4 +1,4 @@
-"""One pool over five clouds and a host of one's own: its bill, the loss of a cloud, and the end of a killed client."""
+"""One pool over five clouds and the user's host: its bill, the loss of a cloud, and the end of a killed client."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +30,11 @@ from skyward.testing.hosts import require_sshd
 from support.clouds.all_clouds import CLOUDS, NAMES, AllClouds, all_clouds
 from support.clouds.container_room import ContainerFault, ContainerRoom
 from support.clouds.vendors import PROMPT
+from support.eventually import eventually
 from support.ssh_islands import require_namespaces
 
 require_sshd()
 pytestmark = pytest.mark.timeout(400)  # the first pool builds an environment
-
-T = TypeVar("T")
 
 IMAGE = sky.Image(pip=[f"numpy=={np.__version__}", f"scikit-learn=={version('scikit-learn')}"])
 SMALL: dict[str, Any] = {"cpu": 2, "memory": "2GB", "spread": True, "display": "quiet"}
@@ -65,7 +64,7 @@ with sky.ComputePool(provider=made, nodes=len(made), spread=True, **terms):
 
 
 class Slow(BaseEstimator):
-    """A model that takes a tenth of a second, and is the better the deeper it is."""
+    """A model that takes a tenth of a second, and scores better the deeper it is."""
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
@@ -81,14 +80,6 @@ class Slow(BaseEstimator):
 @sky.compute
 def place() -> int:
     return sky.instance_info().node
-
-
-def eventually(condition: Callable[[], T]) -> T:
-    began = time.monotonic()
-    while not (found := condition()):
-        assert time.monotonic() - began < DEADLINE_S
-        time.sleep(0.05)
-    return found
 
 
 def answer(*arguments: str) -> Any:
@@ -108,7 +99,7 @@ def machines(tmp_path: Path, ssh_cache: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_bill_of_every_cloud_is_in_the_final_cost_to_the_cent(machines: AllClouds) -> None:
-    """A machine of each, one at a dearer price, one that fails, two taken back and replaced, over most of a day."""
+    """A machine of each, one more expensive than listed, one that fails, two taken back and replaced, in 20 hours."""
     clouds, events = machines, list[SkywardEvent]()
     clouds.limit(1, *CLOUDS)
     clouds.limit(2, "runpod")
@@ -133,8 +124,10 @@ def test_the_bill_of_every_cloud_is_in_the_final_cost_to_the_cent(machines: AllC
         taken = {name: clouds.alive()[name][0] for name in ("aws", "verda")}
         for name, machine in taken.items():
             clouds.take_back(name, machine)
-        eventually(lambda: all(clouds.alive().get(name, [old]) != [old] for name, old in taken.items()))
-        eventually(lambda: len([*(place() @ pool)]) == len(NAMES))
+        for attempt in eventually(DEADLINE_S):
+            with attempt:
+                assert all(clouds.alive().get(name, [old]) != [old] for name, old in taken.items())
+                assert len([*(place() @ pool)]) == len(NAMES)
         clouds.pass_time(SOME_HOURS * HOUR_S)
         assert pool.status.cost_by_provider == pytest.approx({**clouds.bills(), "ssh": 0.0}, abs=CENT)
         listed = answer("ls")
@@ -177,7 +170,9 @@ def test_a_search_outlives_one_of_its_clouds_and_gets_a_machine_of_the_other(mac
         search = GridSearchCV(Slow(), {"depth": [*range(1, 1 + FITS // FOLDS)]}, cv=FOLDS, refit=False)
         with parallel_config(backend="skyward", pool=pool):
             found = search.fit(*load_iris(return_X_y=True))
-        eventually(lambda: [*(place() @ pool)] == [0, 1])
+        for attempt in eventually(DEADLINE_S):
+            with attempt:
+                assert [*(place() @ pool)] == [0, 1]
         alive = {name: len(ids) for name, ids in clouds.alive().items()}
 
     assert found.best_params_ == {"depth": FITS // FOLDS}
@@ -204,7 +199,9 @@ def killed(clouds: AllClouds) -> None:
     variables["aws"] = {**clouds.ec2.settings, "listing_s": 0.0}
     client = subprocess.Popen([sys.executable, "-c", CLIENT, json.dumps([providers, variables])], stdin=subprocess.PIPE)
     try:
-        eventually(lambda: client.poll() is not None or {*clouds.alive()} == {*CLOUDS})
+        for attempt in eventually(DEADLINE_S):
+            with attempt:
+                assert client.poll() is not None or {*clouds.alive()} == {*CLOUDS}
     finally:
         client.kill()
         client.communicate()
@@ -212,7 +209,7 @@ def killed(clouds: AllClouds) -> None:
 
 
 @pytest.mark.parametrize("command", ["down", pytest.param("sweep", marks=pytest.mark.full)])
-def test_of_a_killed_client_nothing_is_left_at_any_of_its_clouds(records: AllClouds, command: str) -> None:
+def test_commands_end_the_machines_of_a_killed_client_at_all_of_its_clouds(records: AllClouds, command: str) -> None:
     killed(records)
     listed = answer("ls")
     machines: Sequence[Any] = listed["machines"]
@@ -224,4 +221,6 @@ def test_of_a_killed_client_nothing_is_left_at_any_of_its_clouds(records: AllClo
 
     assert ended["left"] == []
     assert (records.alive(), Ledger.of_user().open_entries()) == ({}, ())
-    eventually(lambda: records.left() == {})
+    for attempt in eventually(DEADLINE_S):
+        with attempt:
+            assert records.left() == {}

@@ -13,7 +13,7 @@ import gallery
 import skyward as sky
 from skyward.ledger.ledger import Ledger
 from skyward.testing.hosts import require_sshd
-from support.clouds.vendors import PATH, VENDORS, opened
+from support.clouds.vendors import VENDORS, opened_with_hosts
 
 require_sshd()
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -29,8 +29,7 @@ def test_an_example_prints_its_results_and_leaves_nothing(
 ) -> None:
     capsys, tmp_path = request.getfixturevalue("capsys"), request.getfixturevalue("tmp_path")
     (found,) = [each for each in VENDORS if each.name == vendor]
-    env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
-    with opened(found, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env) as cloud:
+    with opened_with_hosts(found, monkeypatch, tmp_path, ssh_cache, provider=None) as cloud:
         monkeypatch.setattr(sky, found.kind.__name__, partial(found.kind, endpoint_url=cloud.endpoint_url))
         monkeypatch.setattr(sys, "argv", arguments)
 

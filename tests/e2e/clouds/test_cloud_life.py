@@ -34,7 +34,7 @@ from skyward.ledger.ledger import Ledger
 from skyward.providers._common.logins import user_key
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
-from support.clouds.vendors import BOOTED, PATH, PROMPT, Vendor, opened
+from support.clouds.vendors import BOOTED, Vendor, opened_with_hosts
 
 require_sshd()
 pytestmark = pytest.mark.timeout(300)  # the first pool builds an environment
@@ -101,10 +101,9 @@ def where() -> tuple[int, str]:
 def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ssh_cache: Path) -> Life:
     vendor: Vendor = request.param
     folder = tmp_path_factory.mktemp(vendor.name)
-    env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
     with (
         pytest.MonkeyPatch.context() as patch,
-        opened(vendor, patch, folder, machines=True, image=IMAGE, cache=ssh_cache, env=env, provider=PROMPT) as cloud,
+        opened_with_hosts(vendor, patch, folder, ssh_cache, image=IMAGE) as cloud,
         Listening() as logs,
     ):
         seen = Life(vendor, cloud, logs=logs.messages)

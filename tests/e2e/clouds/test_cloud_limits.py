@@ -20,11 +20,10 @@ from skyward.market.cost import CostReport
 from skyward.providers.base import InstanceState, Offer
 from skyward.request.request import PoolRequest, parse_request
 from skyward.testing.aws import Looks
-from skyward.testing.hosts import require_sshd
 from support.clock import FakeClock
 from support.clouds.fake_cloud import FakeCloud
 from support.clouds.rest_service import SPECS
-from support.clouds.vendors import BOOTED, EACH_KIND, PATH, PROMPT, VENDORS, Vendor, opened
+from support.clouds.vendors import BOOTED, EACH_KIND, PROMPT, VENDORS, Vendor, opened, opened_with_hosts
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,9 +55,7 @@ def records(vendor: Vendor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def machines(vendor: Vendor, tmp_path: Path, ssh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
     """An account whose machines are there."""
-    require_sshd()
-    env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
-    with opened(vendor, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env, provider=PROMPT) as cloud:
+    with opened_with_hosts(vendor, monkeypatch, tmp_path, ssh_cache) as cloud:
         yield cloud
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.testing.hosts import require_sshd
-from support.clouds.vendors import BOOTED, PATH, PROMPT, Vendor, opened
+from support.clouds.vendors import BOOTED, Vendor, opened_with_hosts
 from support.eventually import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -23,9 +22,7 @@ def square(number: int) -> int:
 def test_machines_are_rented_for_calls_and_given_back(
     vendor: Vendor, tmp_path: Path, ssh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require_sshd()
-    env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
-    with opened(vendor, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env, provider=PROMPT) as cloud:
+    with opened_with_hosts(vendor, monkeypatch, tmp_path, ssh_cache) as cloud:
         pool = sky.ComputePool(
             provider=vendor.provider(cloud), machine=vendor.machine, nodes=(0, 2), idle="1s", display="quiet"
         )

@@ -20,7 +20,7 @@ from skyward.ledger.ledger import Ledger
 from skyward.ledger.sweep import OpeningSweep
 from skyward.testing.hosts import require_sshd
 from support.clouds.fake_cloud import FakeCloud
-from support.clouds.vendors import BOOTED, EACH_KIND, PATH, PROMPT, VENDORS, Vendor, opened
+from support.clouds.vendors import BOOTED, EACH_KIND, PROMPT, VENDORS, Vendor, opened_with_hosts
 
 require_sshd()
 pytestmark = pytest.mark.timeout(600)
@@ -69,8 +69,7 @@ def vendor(request: pytest.FixtureRequest) -> Vendor:
 
 @pytest.fixture
 def cloud(vendor: Vendor, tmp_path: Path, ssh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
-    env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
-    with opened(vendor, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env, provider=PROMPT) as cloud:
+    with opened_with_hosts(vendor, monkeypatch, tmp_path, ssh_cache) as cloud:
         cloud.service.paces.clear()
         yield cloud
         assert cloud.failures() == []

@@ -10,7 +10,7 @@ import pytest
 
 import gallery
 from skyward.testing.hosts import require_sshd
-from support.clouds.vendors import PATH, VENDORS, opened
+from support.clouds.vendors import VENDORS, opened_with_hosts
 
 require_sshd()
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -22,8 +22,7 @@ def test_machines_are_found_where_they_are_and_nothing_is_left(
     tmp_path: Path, ssh_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (vendor,) = [each for each in VENDORS if each.name == "verda"]
-    env = {"PATH": PATH, "PIP_CONFIG_FILE": str(ssh_cache / "pip.conf")}
-    with opened(vendor, monkeypatch, tmp_path, machines=True, cache=ssh_cache, env=env) as cloud:
+    with opened_with_hosts(vendor, monkeypatch, tmp_path, ssh_cache, provider=None) as cloud:
         monkeypatch.setattr("skyward.providers.verda.API_URL", cloud.endpoint_url)
         monkeypatch.setattr(sys, "argv", [EXAMPLE, vendor.machine])
         runpy.run_path(str(gallery.EXAMPLES / EXAMPLE), run_name="__main__")

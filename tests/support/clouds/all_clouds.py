@@ -1,4 +1,4 @@
-"""Five clouds at once, the four fakes and EC2 on this machine, and one SSH host of one's own."""
+"""Five clouds at once, the four fakes and EC2 on this machine, and one SSH host of the user's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES: Final = (*CLOUDS, "ssh")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AllClouds:
-    """Accounts at five clouds, and a host. The user's ledger, caches and credentials are theirs alone.
+    """Accounts at five clouds, and a host, with their own ledger, caches and credentials.
 
     Attributes:
         ec2: the account at AWS.
@@ -64,7 +64,7 @@ class AllClouds:
         return [self.provider(each) for each in names or NAMES]
 
     def limit(self, machines: int | None, *names: str) -> None:
-        """Let clouds list what they have, and sell no more than so many machines at a time; None is no limit."""
+        """Let clouds list what they have, and sell at most so many machines at a time; None is no limit."""
         for name in names:
             if name == "aws":
                 self.ec2.market.limits = [] if machines is None else [Capacity(count=machines)]
@@ -80,7 +80,7 @@ class AllClouds:
         self.limit(None, *names)
 
     def take_back(self, name: str, machine: str) -> None:
-        """Let a cloud take a machine back, without its client having asked."""
+        """Let a cloud take a machine back."""
         if name != "aws":
             self.fakes[name].destroy(machine)
             return
@@ -90,7 +90,7 @@ class AllClouds:
             self.ec2.client("ec2").terminate_instances(InstanceIds=[machine])
 
     def pass_time(self, seconds: float) -> None:
-        """Set the clocks of all bills, and this process's clock of costs, forward."""
+        """Set the clocks of all bills, and the one by which this process counts costs, forward."""
         self._ahead.append(seconds)
 
     def alive(self) -> Mapping[str, Sequence[str]]:
@@ -110,15 +110,8 @@ class AllClouds:
         found["ssh"] = {"processes": [" ".join(each.cmdline()) for each in self.host.processes()]}
         return {name: left for name, left in found.items() if any(left.values())}
 
-    def failures(self) -> Sequence[str]:
-        """Return the errors of machines that did not boot, and first-boot orders that failed."""
-        return [*self.ec2.failures(), *(failure for cloud in self.fakes.values() for failure in cloud.failures())]
-
-    def _bills(self) -> Mapping[str, Bill]:
-        return {"aws": self.ec2.bill, **{name: cloud.service.bill for name, cloud in self.fakes.items()}}
-
     def share_clock(self, patch: pytest.MonkeyPatch) -> None:
-        """Let bills, and this process's clock of costs, count the time that is passed here."""
+        """Let bills, and this process, count the time that has passed here."""
         elapsed = SystemClock.elapsed
 
         def elapsed_here(clock: SystemClock) -> float:
@@ -127,6 +120,9 @@ class AllClouds:
         patch.setattr(SystemClock, "elapsed", elapsed_here)
         for bill in self._bills().values():
             bill.clock = lambda: time.monotonic() + sum(self._ahead)
+
+    def _bills(self) -> Mapping[str, Bill]:
+        return {"aws": self.ec2.bill, **{name: cloud.service.bill for name, cloud in self.fakes.items()}}
 
 
 @contextmanager
@@ -137,7 +133,6 @@ def all_clouds(
     cache: Path,
     machines: bool = False,
     image: sky.Image | None = None,
-    looks: Looks | None = None,
 ) -> Generator[AllClouds]:
     """Open an account at every cloud, and start a host.
 
@@ -147,11 +142,10 @@ def all_clouds(
         cache: folder of environments, shared by all machines.
         machines: True for a real host per machine, on which pools can be opened.
         image: image of the pools there; None is the default one. See :func:`opened`.
-        looks: delays of state changes, in looks; None is none.
     """
     require_sshd()
     remember_classes()
-    looks = looks or Looks(pending=0, ending=0)
+    looks = Looks(pending=0, ending=0)
     room: dict[str, Any] = {"cache": cache, "env": {"PATH": PATH, "PIP_CONFIG_FILE": str(cache / "pip.conf")}}
     with ExitStack() as stack:
         fakes: dict[str, FakeCloud] = {}
@@ -162,7 +156,7 @@ def all_clouds(
             cloud.service.paces.clear()
             fakes[vendor.name] = cloud
         use_own_state(patch, folder)
-        # The last one, as it sets back the least size of machines, which the fakes have set by then, when it closes.
+        # Opened last, so that it closes first: it restores the least size of machines, which the fakes have set before.
         ec2 = stack.enter_context(LocalEC2(folder / "aws", machines=machines, looks=looks, block=71, **room))
         use_ec2(ec2, patch, {**ec2.settings, "listing_s": 0.0})
         host = stack.enter_context(cached_host(folder / "own-host", "127.0.0.4", cache))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from skyward.providers._common.logins import CLIENT_CIDR_VARIABLE
 from skyward.providers.base import InstanceState, Provider
 from skyward.providers.registry import provider_type
 from skyward.testing.aws import Looks
+from skyward.testing.hosts import require_sshd
 from support.clouds.digital_ocean_api import DigitalOceanApi
 from support.clouds.environments import build_environment
 from support.clouds.fake_cloud import FakeCloud
@@ -25,7 +26,18 @@ from support.clouds.vast_api import STATUSES, VastApi
 from support.clouds.verda_api import VerdaApi
 from support.ssh_islands import require_namespaces
 
-__all__ = ["BOOTED", "EACH_KIND", "PATH", "PROMPT", "VENDORS", "Vendor", "opened", "use_own_state", "vendor_named"]
+__all__ = [
+    "BOOTED",
+    "EACH_KIND",
+    "PATH",
+    "PROMPT",
+    "VENDORS",
+    "Vendor",
+    "opened",
+    "opened_with_hosts",
+    "use_own_state",
+    "vendor_named",
+]
 
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 """Of machines: there is no uv."""
@@ -177,7 +189,7 @@ The others keep their contract (``tests/contract``), their costs and their faili
 
 
 def use_own_state(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let this process have caches and a ledger of its own in a folder, and a public address that nobody is asked."""
+    """Give this process caches and a ledger in a folder, and a public address for which no service is asked."""
     for name, variable in (("cache", "XDG_CACHE_HOME"), ("state", "XDG_STATE_HOME")):
         patch.setenv(variable, str(folder / name))
     patch.setenv(CLIENT_CIDR_VARIABLE, "203.0.113.7")
@@ -225,3 +237,18 @@ def opened(
     finally:
         for name in ("machines", "builder"):
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def opened_with_hosts(
+    vendor: Vendor,
+    patch: pytest.MonkeyPatch,
+    folder: Path,
+    cache: Path,
+    *,
+    image: sky.Image | None = None,
+    provider: Mapping[str, Any] | None = PROMPT,
+) -> AbstractContextManager[FakeCloud]:
+    """Open an account whose machines are real hosts, on which pools can be opened; see :func:`opened`."""
+    require_sshd()
+    env = {"PATH": PATH, "PIP_CONFIG_FILE": str(cache / "pip.conf")}
+    return opened(vendor, patch, folder, machines=True, image=image, provider=provider, cache=cache, env=env)
