@@ -17,7 +17,7 @@ from support.eventually import eventually
 pytestmark = pytest.mark.timeout(300)
 
 KEEPER_S = 180.0
-"""Longest time until the keeper asks the provider again: 60 s for a machine that ended under its last look, and 60 s."""
+"""Longest time until the keeper asks the provider again: 60 s for a machine that ended during a look, then 60 s."""
 
 
 @sky.compute
